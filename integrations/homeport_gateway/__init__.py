@@ -1,0 +1,1 @@
+"""A streaming reverse proxy over plain upstream URLs, with homeport in front."""

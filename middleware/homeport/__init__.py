@@ -1,0 +1,1 @@
+"""homeport: a follow-up reaches the upstream that holds its state, or is refused before routing."""

@@ -1,0 +1,266 @@
+"""What is kept for a key, and the rules by which a stored row and a new one become one.
+
+Pure: a store reads the rows that a write names, calls :func:`settle`, and makes the returned changes durable in the same
+transaction. Every store ships the same rules because every store calls this one function (DESIGN.md section 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+import msgspec
+
+from homeport.keys import Digests, Kind, StateKey
+
+__all__ = [
+    "Change",
+    "Conflict",
+    "Entry",
+    "Insert",
+    "Progress",
+    "Record",
+    "Remove",
+    "Replace",
+    "Row",
+    "RowState",
+    "StaleRevision",
+    "UnreadableRecord",
+    "Write",
+    "decode_record",
+    "encode_record",
+    "progress_of",
+    "settle",
+]
+
+
+class Conflict(Exception):
+    """A live key already belongs to another owner."""
+
+
+class StaleRevision(Exception):
+    """The conversation moved on since the revision that the writer expected."""
+
+
+class UnreadableRecord(Exception):
+    """A record was written by a newer version of homeport than this one."""
+
+
+class Progress(IntEnum):
+    """How far a response is. A later write may only move forwards."""
+
+    PENDING = 0
+    QUEUED = 1
+    IN_PROGRESS = 2
+    TERMINAL = 3
+
+
+_PROGRESS = {
+    "queued": Progress.QUEUED,
+    "in_progress": Progress.IN_PROGRESS,
+    "completed": Progress.TERMINAL,
+    "incomplete": Progress.TERMINAL,
+    "failed": Progress.TERMINAL,
+    "cancelled": Progress.TERMINAL,
+}
+
+
+def progress_of(status: str | None) -> Progress:
+    """The progress of a response ``status``; one that is absent or not known is taken as final."""
+    return _PROGRESS.get(status or "completed", Progress.TERMINAL)
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The opaque part of a row. Fields are only ever added, with defaults, so older replicas can read newer rows."""
+
+    upstream: str
+    fingerprint: str
+    status: str | None = None
+    background: bool = False
+
+
+_RECORD_VERSION = 1
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Record)
+
+
+def encode_record(record: Record) -> bytes:
+    """``record`` as bytes: one version byte, then MessagePack."""
+    return bytes((_RECORD_VERSION,)) + _encoder.encode(record)
+
+
+def decode_record(data: bytes) -> Record:
+    """The record in ``data``.
+
+    Raises :class:`UnreadableRecord` for another version or for damaged bytes.
+    """
+    if not data or data[0] != _RECORD_VERSION:
+        raise UnreadableRecord("record version is not known")
+    try:
+        return _decoder.decode(memoryview(data)[1:])
+    except msgspec.DecodeError as exc:
+        raise UnreadableRecord("record cannot be decoded") from exc
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One key to be owned.
+
+    ``owner`` is what "first owner wins" compares. ``generation`` is the provider's ``created_at`` (seconds, 0 when not
+    known). ``ttl`` and ``tombstone_ttl`` are seconds; ``ttl=None`` never expires. ``counted`` rows use up capacity.
+    """
+
+    key: StateKey
+    kind: Kind
+    owner: bytes
+    record: bytes
+    ttl: float | None
+    tombstone_ttl: float
+    progress: Progress = Progress.TERMINAL
+    generation: int = 0
+    expected_revision: int | None = None
+    counted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One atomic change: all of it becomes durable, or nothing does.
+
+    ``write_id`` (16 random bytes) makes a repeated write a success. ``exchange`` (16 random bytes) is the same for all
+    writes of one request: an exchange may replace what it left pending itself. ``forget`` removes the pending rows of
+    this exchange (``store: false``). ``deadline`` is a time of the running event loop's clock; a write that is not
+    being committed by then must never take effect.
+    """
+
+    write_id: bytes
+    exchange: bytes
+    tenant: Digests
+    entries: tuple[Entry, ...]
+    forget: tuple[StateKey, ...] = ()
+    deadline: float | None = None
+
+    @property
+    def digests(self) -> frozenset[bytes]:
+        """Every digest that must be read before :func:`settle` can decide."""
+        return frozenset(d for key in (*(e.key for e in self.entries), *self.forget) for d in key.all)
+
+
+class RowState(Enum):
+    LIVE = "live"
+    EXPIRED = "expired"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A stored row as its store sees it now, by its own clock. ``remaining`` is in seconds, None without expiry."""
+
+    digest: bytes
+    owner: bytes
+    state: RowState
+    revision: int
+    generation: int
+    progress: Progress
+    exchange: bytes
+    write_id: bytes
+    record: bytes
+    remaining: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """Create the row of ``entry``; if the key has appeared since it was read, read and settle again."""
+
+    entry: Entry
+    revision: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Overwrite the row ``digest`` by ``entry``. ``ttl`` is what shall remain from now on, in seconds."""
+
+    digest: bytes
+    entry: Entry
+    revision: int
+    ttl: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Delete the row ``digest`` without a tombstone."""
+
+    digest: bytes
+
+
+Change = Insert | Replace | Remove
+
+
+def settle(rows: Mapping[bytes, Row], write: Write) -> list[Change]:
+    """The changes that make ``write`` true, given the stored ``rows`` of :attr:`Write.digests`.
+
+    Raises :class:`Conflict` or :class:`StaleRevision` when the write as a whole must fail.
+    """
+    changes: list[Change] = []
+    for entry in write.entries:
+        change = _settle_entry(_find(rows, entry.key), entry, write)
+        if change is not None:
+            changes.append(change)
+    for key in write.forget:
+        row = _find(rows, key)
+        if row is not None and row.exchange == write.exchange and row.progress is not Progress.TERMINAL:
+            changes.append(Remove(row.digest))
+    return changes
+
+
+def _find(rows: Mapping[bytes, Row], key: StateKey) -> Row | None:
+    # A live row under any secret, else the newest tombstone: a rotation must not hide an owner.
+    found = [rows[d] for d in key.all if d in rows]
+    return next((r for r in found if r.state is RowState.LIVE), found[0] if found else None)
+
+
+def _settle_entry(row: Row | None, entry: Entry, write: Write) -> Change | None:
+    if row is None:
+        if entry.expected_revision not in (None, 0):
+            raise StaleRevision
+        return Insert(entry)
+    if row.write_id == write.write_id:
+        return None  # this very write, seen again after an unknown outcome
+    if row.state is RowState.DELETED and row.owner == entry.owner and not _newer_after_delete(row, entry, write):
+        return None  # a late commit must not bring back what its owner deleted
+    if row.state is not RowState.LIVE:
+        return Replace(row.digest, entry, row.revision + 1, entry.ttl)
+    own_pending = row.exchange == write.exchange and row.progress is not Progress.TERMINAL
+    if row.owner != entry.owner and not own_pending:
+        raise Conflict
+    if entry.expected_revision is not None and entry.expected_revision != row.revision:
+        raise StaleRevision
+    if entry.kind is Kind.CONVERSATION:
+        return Replace(row.digest, entry, row.revision + 1, _longer(row.remaining, entry.ttl))
+    if entry.kind is not Kind.RESPONSE:
+        # Aliases carry no progress: only a longer life is news.
+        longer = _longer(row.remaining, entry.ttl)
+        return None if longer == row.remaining else Replace(row.digest, entry, row.revision, longer)
+    return _settle_response(row, entry)
+
+
+def _settle_response(row: Row, entry: Entry) -> Change | None:
+    if entry.generation and row.generation and entry.generation != row.generation:
+        if entry.generation < row.generation:
+            return None  # the late end of an old turn
+        return Replace(row.digest, entry, row.revision + 1, entry.ttl)
+    if row.progress is Progress.TERMINAL or entry.progress < row.progress:
+        return None
+    if entry.progress == row.progress and entry.record == row.record:
+        return None
+    return Replace(row.digest, entry, row.revision + 1, entry.ttl)
+
+
+def _newer_after_delete(row: Row, entry: Entry, write: Write) -> bool:
+    if entry.generation and row.generation:
+        return entry.generation > row.generation
+    return row.exchange != write.exchange
+
+
+def _longer(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else max(a, b)

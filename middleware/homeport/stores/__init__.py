@@ -1,0 +1,1 @@
+"""Stores: the port (:mod:`homeport.stores.base`) and the two that homeport ships."""

@@ -1,0 +1,64 @@
+"""Upstreams: the places that hold Responses state, and the directory of those that are known."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+from homeport.keys import length_prefixed
+
+__all__ = ["StaticDirectory", "Upstream", "UpstreamDirectory", "fingerprint"]
+
+
+def fingerprint(*parts: str) -> str:
+    """A fingerprint of what makes an upstream the same place, hex. ``parts`` must hold no credential."""
+    return hashlib.sha256(length_prefixed(*(p.encode() for p in parts))).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """A place that holds Responses state.
+
+    Two upstreams with one ``fingerprint`` share state. ``models`` are the models it serves, None for any. A ``shared``
+    upstream is bound to the tenant but not pinned. ``stateful=False``: keeps no Responses state. ``paused``: keeps its
+    state, takes no requests.
+    """
+
+    name: str
+    fingerprint: str
+    models: frozenset[str] | None = None
+    shared: bool = False
+    stateful: bool = True
+    paused: bool = False
+
+    def serves(self, model: str | None) -> bool:
+        return self.models is None or model is None or model in self.models
+
+
+class UpstreamDirectory(Protocol):
+    """What is known of upstreams now; consulted once per request, so it may change while the process runs."""
+
+    def upstreams(self) -> Mapping[str, Upstream]:
+        """The known upstreams by name."""
+
+
+class StaticDirectory:
+    """A directory that never changes.
+
+    Raises ``ValueError`` when there is none or two have one name.
+    """
+
+    def __init__(self, upstreams: Iterable[Upstream]) -> None:
+        listed = tuple(upstreams)
+        known = {u.name: u for u in listed}
+        if not known:
+            raise ValueError("at least one upstream is needed")
+        if len(known) != len(listed):
+            raise ValueError("two upstreams have the same name")
+        self._upstreams = MappingProxyType(known)
+
+    def upstreams(self) -> Mapping[str, Upstream]:
+        return self._upstreams
