@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 from homeport.keys import Tenant
 from homeport.upstreams import Upstream
 
-__all__ = ["Exchange", "current_exchange"]
+__all__ = ["Exchange", "current_exchange", "exchange_scope"]
 
 _current: ContextVar[Exchange | None] = ContextVar("homeport_exchange", default=None)
 
@@ -16,6 +17,16 @@ _current: ContextVar[Exchange | None] = ContextVar("homeport_exchange", default=
 def current_exchange() -> Exchange | None:
     """The exchange that this task works for, for code that has no scope; None outside Responses operations."""
     return _current.get()
+
+
+@contextmanager
+def exchange_scope(exchange: Exchange) -> Iterator[None]:
+    """Make ``exchange`` the current one."""
+    token = _current.set(exchange)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 class Exchange:

@@ -1,0 +1,76 @@
+"""The ``homeport`` command."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,  # a traceback with local values could show a secret
+    help="Sends every OpenAI Responses follow-up to the upstream that holds its state, or refuses it before routing.",
+)
+
+
+@app.callback(invoke_without_command=True)
+def main(
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if show_version:
+        typer.echo(f"homeport {version('homeport')}")
+        raise typer.Exit
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8700,
+    uds: Annotated[Path | None, typer.Option(help="Listen on this unix socket instead.")] = None,
+    workers: Annotated[int, typer.Option(help="Number of processes.", min=1)] = 1,
+) -> None:
+    """Run the gateway in front of the upstreams of HOMEPORT_UPSTREAMS or HOMEPORT_CONFIG_FILE."""
+    gateway = _extra("homeport_gateway.serve", "gateway")
+    try:
+        gateway.serve(host=host, port=port, uds=None if uds is None else str(uds), workers=workers)
+    except ValueError as error:
+        _fail(str(error))
+
+
+@app.command()
+def demo(
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    postgres: Annotated[
+        bool, typer.Option("--postgres", help="Share an embedded PostgreSQL instead of SQLite.")
+    ] = False,
+) -> None:
+    """Chains of turns over two replicas and two upstreams, without homeport and with it.
+
+    Exit code 0 only if every follow-up reached its owner.
+    """
+    _extra("openai", "demo")
+    _extra("aiohttp", "demo")
+    runner = importlib.import_module("homeport.demo.runner")
+    figures = runner.run(postgres=postgres, echo=typer.echo)
+    if json_file is not None:
+        json_file.write_text(json.dumps(figures, indent=2) + "\n")
+    raise typer.Exit(0 if figures["passed"] else 1)
+
+
+def _extra(module: str, extra: str):  # type: ignore[no-untyped-def]  # a module's type cannot be told
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        _fail(f"this command needs {error.name}: pip install 'homeport[{extra}]'")
+
+
+def _fail(message: str) -> None:
+    typer.echo(f"homeport: {message}", err=True)
+    raise typer.Exit(2)

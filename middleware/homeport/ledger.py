@@ -1,0 +1,216 @@
+"""What one exchange writes to the store: who owns what, from what was observed (DESIGN.md section 6)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+
+from homeport import telemetry
+from homeport.decisions import Fact
+from homeport.errors import Reason, Rejected
+from homeport.keys import Digests, Keyring, Kind, StateKey, Tenant
+from homeport.observation import Observed
+from homeport.operations import Operation
+from homeport.records import Conflict, Entry, Progress, Record, StaleRevision, Write, encode_record
+from homeport.selectors import Inspected, Selector
+from homeport.settings import Settings
+from homeport.state import State
+from homeport.stores.base import CapacityExceeded, StoreUnavailable
+from homeport.upstreams import Upstream
+
+__all__ = ["Ledger"]
+
+_RESOURCES = {
+    Operation.CONVERSATION_CREATE: Kind.CONVERSATION,
+    Operation.CONTAINER_CREATE: Kind.CONTAINER,
+}
+_CREATES = frozenset({Operation.CREATE, Operation.COMPACT, *_RESOURCES})
+_RESPONSES = frozenset({Operation.CREATE, Operation.COMPACT, Operation.RETRIEVE, Operation.CANCEL})
+_IN_CONVERSATION = frozenset({Operation.ITEMS_CREATE, Operation.ITEMS_LIST, Operation.ITEM_RETRIEVE})
+_OBSERVED = (
+    _CREATES
+    | _RESPONSES
+    | _IN_CONVERSATION
+    | {
+        Operation.INPUT_ITEMS,
+        Operation.DELETE,
+        Operation.CONVERSATION_DELETE,
+        Operation.CONTAINER_DELETE,
+    }
+)
+_DELETES = frozenset({Operation.DELETE, Operation.CONVERSATION_DELETE, Operation.CONTAINER_DELETE})
+
+
+class Ledger:
+    """The writes of one exchange; an own room so that responders only decide *when* to write."""
+
+    def __init__(
+        self,
+        operation: Operation,
+        tenant: Tenant,
+        request: Inspected,
+        *,
+        state: State,
+        keyring: Keyring,
+        settings: Settings,
+    ) -> None:
+        self._operation = operation
+        self._tenant = tenant
+        self._request = request
+        self._state = state
+        self._keyring = keyring
+        self._settings = settings
+        self._digests: Digests | None = None
+        self._exchange = secrets.token_bytes(16)
+        self._pending: dict[str, StateKey] = {}
+        self.facts: Mapping[Selector, Fact] = {}
+
+    @property
+    def creates(self) -> bool:
+        """Whether a success makes something new that must be owned before the client may see it."""
+        return self._operation in _CREATES
+
+    @property
+    def observes(self) -> bool:
+        """Whether the response says something that is recorded at all."""
+        return self._operation in _OBSERVED
+
+    @property
+    def deletes(self) -> bool:
+        return self._operation in _DELETES
+
+    @property
+    def will_record(self) -> bool:
+        """Whether a success will use up capacity, as far as the request tells."""
+        return self.creates and self._request.store is not False
+
+    @property
+    def tenant_digests(self) -> Digests:
+        if self._digests is None:
+            self._digests = self._keyring.tenant(self._tenant)
+        return self._digests
+
+    def key(self, kind: Kind, opaque_id: str) -> StateKey:
+        return self._keyring.state_key(self._tenant, kind, opaque_id)
+
+    def keeps(self, observed: Observed) -> bool:
+        """Whether the upstream keeps the response: what it says counts, else the request, else the default, true."""
+        if observed.store is not None:
+            return observed.store
+        return self._request.store is not False
+
+    async def pending(self, observed: Observed, owner: Upstream) -> None:
+        """Own a response whose end has not been seen, so that any replica can poll or cancel it at once."""
+        if observed.id is None or observed.id in self._pending or not self.keeps(observed):
+            return
+        key = self.key(Kind.RESPONSE, observed.id)
+        self._pending[observed.id] = key
+        await self._commit(owner, [self._response(key, observed, owner, pending=True)])
+
+    async def final(self, observed: Observed, owner: Upstream) -> None:
+        """Own everything that a finished, or queued, response leaves behind; or a conversation, or a container."""
+        if self._operation in _RESOURCES:
+            kind = _RESOURCES[self._operation]
+            ttl = None if kind is Kind.CONVERSATION else self._settings.ttl
+            counted = kind is Kind.CONVERSATION
+            assert observed.id is not None
+            await self._commit(owner, [self._alias(kind, observed.id, owner, ttl=ttl, counted=counted)])
+            return
+        keeps = self.keeps(observed)
+        conversation = self._conversation(observed)
+        entries: list[Entry] = []
+        if keeps and observed.id is not None:
+            entries.append(self._response(self.key(Kind.RESPONSE, observed.id), observed, owner, pending=False))
+        if conversation is not None:
+            entries.append(self._alias(Kind.CONVERSATION, conversation, owner, ttl=None, counted=True))
+        if keeps:
+            ttl = None if conversation is not None else self._settings.ttl
+            entries += self._aliases(observed, owner, ttl)
+        entries += self._unique(Kind.ENCRYPTED, observed.encrypted, owner, self._settings.encrypted_ttl)
+        forget = () if keeps or observed.id is None else tuple(filter(None, (self._pending.pop(observed.id, None),)))
+        await self._commit(owner, entries, forget)
+
+    async def seen(self, observed: Observed) -> None:
+        """Record, best effort, what an answer about owned state shows: a later status, other spellings, its items."""
+        record = next((f for s, f in self.facts.items() if s.in_path and isinstance(f, Record)), None)
+        if record is None:
+            return  # ids become aliases only where the request's own id was found for this tenant
+        owner = Upstream(record.upstream, record.fingerprint)
+        entries: list[Entry] = []
+        if self._operation in _RESPONSES:
+            if observed.id is None or observed.status == record.status:
+                return  # nothing that was not recorded when this status was
+            entries.append(self._response(self.key(Kind.RESPONSE, observed.id), observed, owner, pending=False))
+        in_conversation = self._operation in _IN_CONVERSATION or observed.conversation is not None
+        entries += self._aliases(observed, owner, None if in_conversation else self._settings.ttl)
+        entries += self._unique(Kind.ENCRYPTED, observed.encrypted, owner, self._settings.encrypted_ttl)
+        fresh = [e for e in entries if e.kind is Kind.RESPONSE or not self._state.knows(e.key)]
+        try:
+            await self._commit(owner, fresh)
+        except Rejected:
+            return
+
+    async def deleted(self, selector: Selector) -> None:
+        """Leave a tombstone, best effort: the upstream has deleted it, whatever becomes of the record."""
+        try:
+            await self._state.delete(self.key(selector.kind, selector.id))
+        except StoreUnavailable:
+            return
+
+    def _conversation(self, observed: Observed) -> str | None:
+        named = self._request.first(Kind.CONVERSATION)
+        return observed.conversation or (named.id if named is not None else None)
+
+    def _response(self, key: StateKey, observed: Observed, owner: Upstream, *, pending: bool) -> Entry:
+        background = observed.background or self._request.background
+        short = pending and not background
+        return Entry(
+            key,
+            Kind.RESPONSE,
+            owner.fingerprint.encode(),
+            encode_record(Record(owner.name, owner.fingerprint, observed.status, background)),
+            ttl=self._settings.pending_ttl if short else self._settings.ttl,
+            tombstone_ttl=self._settings.tombstone_ttl,
+            progress=Progress.PENDING if short else observed.progress,
+            generation=observed.created_at,
+            counted=True,
+        )
+
+    def _alias(self, kind: Kind, opaque_id: str, owner: Upstream, *, ttl: float | None, counted: bool = False) -> Entry:
+        return Entry(
+            self.key(kind, opaque_id),
+            kind,
+            owner.fingerprint.encode(),
+            encode_record(Record(owner.name, owner.fingerprint)),
+            ttl=ttl,
+            tombstone_ttl=self._settings.tombstone_ttl,
+            counted=counted,
+        )
+
+    def _aliases(self, observed: Observed, owner: Upstream, ttl: float | None) -> list[Entry]:
+        return [
+            *self._unique(Kind.ITEM, observed.items, owner, ttl),
+            *self._unique(Kind.CONTAINER, observed.containers, owner, self._settings.ttl),
+        ]
+
+    def _unique(self, kind: Kind, ids: Iterable[str], owner: Upstream, ttl: float | None) -> list[Entry]:
+        return [self._alias(kind, i, owner, ttl=ttl) for i in dict.fromkeys(ids)]
+
+    async def _commit(self, owner: Upstream, entries: list[Entry], forget: tuple[StateKey, ...] = ()) -> None:
+        """Raises :class:`Rejected` with OWNER_CONFLICT, CONVERSATION_LOCKED or COMMIT_FAILED."""
+        if not entries and not forget:
+            return
+        deadline = asyncio.get_running_loop().time() + self._settings.commit_timeout
+        write = Write(os.urandom(16), self._exchange, self.tenant_digests, tuple(entries), forget, deadline)
+        record = Record(owner.name, owner.fingerprint)
+        try:
+            await self._state.commit(write, record)
+        except Conflict:
+            telemetry.conflicts.add(1, {"operation": self._operation.value})
+            raise Rejected.because(Reason.OWNER_CONFLICT) from None
+        except StaleRevision:
+            raise Rejected.because(Reason.CONVERSATION_LOCKED) from None
+        except (StoreUnavailable, CapacityExceeded):
+            raise Rejected.because(Reason.COMMIT_FAILED) from None

@@ -1,0 +1,153 @@
+"""The ASGI shell: which scopes are homeport's, and the life of what exchanges share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from homeport.decisions import MissPolicy
+from homeport.errors import Rejected
+from homeport.keys import Keyring
+from homeport.operations import OperationMatcher
+from homeport.responder import Responder, Runtime
+from homeport.settings import Settings
+from homeport.state import State
+from homeport.stores import make_store
+from homeport.stores.base import SecretMismatch, StateStore
+from homeport.tenants import TenantPolicy
+from homeport.upstreams import StaticDirectory, Upstream, UpstreamDirectory, fingerprint
+
+__all__ = ["ContinuationMiddleware"]
+
+_MISMATCH = (
+    "The state store was written with other secrets than those of the setting HOMEPORT_SECRETS. Add the secret that is "
+    "missing to the list, or choose a new HOMEPORT_NAMESPACE."
+)
+_LIFESPAN_ENDS = ("lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed")
+
+
+class ContinuationMiddleware:
+    """Sends every follow-up to the upstream that holds its state, or refuses it before the app is called.
+
+    ``settings`` default to the environment (``HOMEPORT_*``), ``store`` to the one that ``HOMEPORT_DATABASE_URL`` names.
+    ``upstreams`` is a directory or the upstreams themselves; without any, the app as a whole is the one upstream.
+    Requests that are no Responses, Conversations or Containers operations reach the app untouched.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings | None = None,
+        store: StateStore | None = None,
+        upstreams: UpstreamDirectory | Iterable[Upstream] | None = None,
+    ) -> None:
+        self.app = app
+        self._settings = settings = settings or Settings()
+        keyring = Keyring(settings.secret_bytes(), namespace=settings.namespace, route=settings.route)
+        if store is None:
+            store = make_store(settings.database_url, pool_size=settings.pool_size, listen_url=settings.listen_url)
+        self.state = State(store, keyring, settings)
+        self._matcher = OperationMatcher(settings.path_prefixes)
+        self._runtime = Runtime(
+            app=app,
+            settings=settings,
+            state=self.state,
+            keyring=keyring,
+            directory=_directory(upstreams),
+            tenants=TenantPolicy(settings),
+            misses=MissPolicy(
+                forward_response=settings.single_upstream_miss == "forward",
+                new_conversation=settings.unknown_conversation == "new",
+                forward_item=settings.unknown_item == "forward",
+                forward_container=settings.unknown_container == "forward",
+                forward_encrypted=settings.unknown_encrypted == "forward",
+            ),
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self._websocket(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._lifespan(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            match = self._matcher.match(
+                scope["method"], scope["path"], scope.get("raw_path"), scope.get("root_path", "")
+            )
+        except Rejected as rejected:
+            status, headers, body = rejected.rejection.answer(
+                method=scope["method"], retryable_status=self._settings.retryable_status
+            )
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+            return
+        if match is None:
+            await self.app(scope, receive, send)
+            return
+        await self.state.ensure_open()
+        await Responder(self._runtime, match, scope, receive, send).run()
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            ours = self._matcher.match("POST", scope["path"], scope.get("raw_path"), scope.get("root_path", ""))
+        except Rejected:
+            ours = None
+        else:
+            if ours is None:
+                await self.app(scope, receive, send)
+                return
+        # A socket carries selectors in its frames. Until those are inspected it is refused: 426 makes clients use HTTP.
+        await receive()
+        if "websocket.http.response" in (scope.get("extensions") or {}):
+            headers = [(b"content-length", b"0"), (b"x-homeport-outcome", b"websocket_unsupported")]
+            await send({"type": "websocket.http.response.start", "status": 426, "headers": headers})
+            await send({"type": "websocket.http.response.body", "body": b""})
+        else:
+            await send({"type": "websocket.close", "code": 1008, "reason": ""})
+
+    async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Open the store before the app starts and close it after the app has stopped; the app's answers stand."""
+        startup: list[Message] = [await receive()]
+        try:
+            await self.state.open()
+        except SecretMismatch:
+            # Raised, it would count as "lifespan is not supported", and the server would go on.
+            await send({"type": "lifespan.startup.failed", "message": _MISMATCH})
+            return
+        heard = False
+
+        async def app_receive() -> Message:
+            nonlocal heard
+            heard = True
+            return startup.pop() if startup else await receive()
+
+        async def app_send(message: Message) -> None:
+            if message["type"] in _LIFESPAN_ENDS:
+                await self.state.close()
+            await send(message)
+
+        try:
+            await self.app(scope, app_receive, app_send)
+        except Exception:
+            if heard:
+                await self.state.close()
+                raise
+        if not heard:  # an app without lifespan
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await self.state.close()
+            await send({"type": "lifespan.shutdown.complete"})
+
+
+def _directory(upstreams: UpstreamDirectory | Iterable[Upstream] | None) -> UpstreamDirectory:
+    if upstreams is None:
+        return StaticDirectory([Upstream("app", fingerprint("app"))])
+    if isinstance(upstreams, Iterable):
+        return StaticDirectory(upstreams)
+    return upstreams

@@ -1,0 +1,188 @@
+"""What a response says about state: ids, status, ``store``, items (WIRE.md section 3.2).
+
+Observation never changes a byte, and decodes only the events that can hold a response object or a finished item.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from homeport.records import Progress, progress_of
+from homeport.sse import Event
+
+__all__ = ["Observed", "ObservedEvent", "observe_event", "observe_json"]
+
+
+@dataclass(slots=True)
+class Observed:
+    """The facts of one object; ids are never shown. ``created_at`` is in Unix seconds, 0 when not given."""
+
+    id: str | None = field(default=None, repr=False)
+    status: str | None = None
+    store: bool | None = None
+    background: bool = False
+    created_at: int = 0
+    conversation: str | None = field(default=None, repr=False)
+    items: list[str] = field(default_factory=list, repr=False)
+    encrypted: list[str] = field(default_factory=list, repr=False)
+    containers: list[str] = field(default_factory=list, repr=False)
+
+    @property
+    def progress(self) -> Progress:
+        return progress_of(self.status)
+
+
+@dataclass(slots=True)
+class ObservedEvent:
+    """An event that matters: it ``opens`` or carries a response, ends one (``terminal``), or finishes an item."""
+
+    observed: Observed
+    terminal: bool
+    sequence_number: int
+    response: bytes | None = field(default=None, repr=False)
+
+
+class _Item(msgspec.Struct):
+    id: str | None = None
+    type: str | None = None
+    encrypted_content: str | None = None
+    container_id: str | None = None
+    environment: msgspec.Raw | None = None
+
+
+class _Object(msgspec.Struct):
+    id: str | None = None
+    object: str | None = None
+    status: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    created_at: float | None = None
+    conversation: msgspec.Raw | None = None
+    output: list[_Item] | None = None
+    data: list[_Item] | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str | None = None
+    sequence_number: int | None = None
+    response: msgspec.Raw | None = None
+    item: _Item | None = None
+
+
+_objects = msgspec.json.Decoder(_Object)
+_events = msgspec.json.Decoder(_Event)
+
+_TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed", "response.cancelled"})
+_CARRIERS = _TERMINAL | {"response.created", "response.queued", "response.in_progress", "response.output_item.done"}
+# Quotes inside of a JSON string are escaped, so a delta whose text quotes such an event does not match.
+_MATTERS = re.compile(
+    rb'"type"\s*:\s*"response\.(?:created|queued|in_progress|completed|incomplete|failed|cancelled|output_item\.done)"'
+)
+
+
+def observe_json(body: bytes | memoryview) -> Observed | None:
+    """The facts of a JSON response, an item list or a created resource; None if it is not a JSON object."""
+    try:
+        return _facts(_objects.decode(body))
+    except msgspec.ValidationError:
+        return _lenient(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+
+def observe_event(event: Event) -> ObservedEvent | None:
+    """The facts of ``event``, None if it holds none: deltas are told apart without decoding them."""
+    data = event.data
+    if not data or (_MATTERS.search(data) is None and event.name.decode("latin-1") not in _CARRIERS):
+        return None
+    try:
+        decoded = _events.decode(data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    kind = decoded.type or event.name.decode("latin-1")
+    if kind not in _CARRIERS:
+        return None
+    response = None if decoded.response is None else bytes(decoded.response)
+    observed = (observe_json(response) if response else None) or Observed()
+    if decoded.item is not None:
+        _add_item(observed, decoded.item)
+    return ObservedEvent(observed, kind in _TERMINAL, decoded.sequence_number or 0, response)
+
+
+def _facts(found: _Object) -> Observed:
+    observed = Observed(
+        found.id,
+        found.status,
+        found.store,
+        bool(found.background),
+        _seconds(found.created_at),
+        _reference(found.conversation),
+    )
+    for item in found.output or found.data or ():
+        _add_item(observed, item)
+    return observed
+
+
+def _add_item(observed: Observed, item: _Item) -> None:
+    if item.id:
+        observed.items.append(item.id)
+    if item.encrypted_content:
+        observed.encrypted.append(item.encrypted_content)
+    container = item.container_id or _member(item.environment, "container_id")
+    if container:
+        observed.containers.append(container)
+
+
+def _reference(raw: msgspec.Raw | None) -> str | None:
+    """A conversation as a string or as ``{"id": …}``."""
+    if raw is None:
+        return None
+    value = msgspec.json.decode(raw)
+    if isinstance(value, dict):
+        value = value.get("id")
+    return value if isinstance(value, str) and value else None
+
+
+def _member(raw: msgspec.Raw | None, key: str) -> str | None:
+    value: Any = None if raw is None else msgspec.json.decode(raw)
+    found = value.get(key) if isinstance(value, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _seconds(value: float | None) -> int:
+    return int(value) if value is not None and 0 < value < 1e11 else 0
+
+
+def _lenient(body: bytes | memoryview) -> Observed | None:
+    """Servers differ in the types of what homeport does not need: whatever has an id must still be recorded."""
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    created, conversation = found.get("created_at"), found.get("conversation")
+    reference = conversation.get("id") if isinstance(conversation, dict) else conversation
+    store = found.get("store")
+    observed = Observed(
+        _text(found.get("id")),
+        _text(found.get("status")),
+        store if isinstance(store, bool) else None,
+        found.get("background") is True,
+        _seconds(float(created)) if isinstance(created, int | float) else 0,
+        _text(reference),
+    )
+    items = found.get("output") or found.get("data")
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict):
+            names = ("id", "type", "encrypted_content", "container_id")
+            _add_item(observed, _Item(*(_text(item.get(n)) for n in names)))
+    return observed
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,283 @@
+"""Which Responses, Conversations or Containers operation a request is (WIRE.md section 1), or none of them.
+
+An alias of a path must not walk around the gate, so every reading that a router, a proxy or an HTTP client may make of
+it is tried: split before or after percent-decoding, with dot segments resolved or not. Readings that name different
+state are refused; what is forwarded stays as it was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from urllib.parse import unquote_to_bytes
+
+from homeport.errors import Reason, Rejected
+from homeport.keys import Kind
+
+__all__ = ["MAX_ID_BYTES", "Match", "Operation", "OperationMatcher"]
+
+MAX_ID_BYTES = 4096
+
+
+class Operation(StrEnum):
+    """What a request asks for. ``*_OTHER`` is anything else below an id: gated by that id like the rest."""
+
+    CREATE = "create"
+    RETRIEVE = "retrieve"
+    DELETE = "delete"
+    CANCEL = "cancel"
+    INPUT_ITEMS = "input_items"
+    COMPACT = "compact"
+    INPUT_TOKENS = "input_tokens"
+    RESPONSE_OTHER = "response_other"
+    CONVERSATION_CREATE = "conversation_create"
+    CONVERSATION_RETRIEVE = "conversation_retrieve"
+    CONVERSATION_UPDATE = "conversation_update"
+    CONVERSATION_DELETE = "conversation_delete"
+    ITEMS_CREATE = "items_create"
+    ITEMS_LIST = "items_list"
+    ITEM_RETRIEVE = "item_retrieve"
+    ITEM_DELETE = "item_delete"
+    CONVERSATION_OTHER = "conversation_other"
+    CONTAINER_CREATE = "container_create"
+    CONTAINER_RETRIEVE = "container_retrieve"
+    CONTAINER_DELETE = "container_delete"
+    CONTAINER_OTHER = "container_other"
+    COLLECTION = "collection"
+    """A bare collection, not a create: a listing would answer for all tenants of the account."""
+
+    @property
+    def path_kind(self) -> Kind | None:
+        """The kind of the id in the path; None without one."""
+        return _PATH_KIND.get(self)
+
+    @property
+    def by_id(self) -> bool:
+        """Whether the path holds an id."""
+        return self in _PATH_KIND
+
+    @property
+    def reads_body(self) -> bool:
+        """Whether the body may hold selectors and is inspected."""
+        return self in _READS_BODY
+
+
+_PATH_KIND = {
+    **dict.fromkeys(
+        (
+            Operation.RETRIEVE,
+            Operation.DELETE,
+            Operation.CANCEL,
+            Operation.INPUT_ITEMS,
+            Operation.RESPONSE_OTHER,
+        ),
+        Kind.RESPONSE,
+    ),
+    **dict.fromkeys(
+        (
+            Operation.CONVERSATION_RETRIEVE,
+            Operation.CONVERSATION_UPDATE,
+            Operation.CONVERSATION_DELETE,
+            Operation.ITEMS_CREATE,
+            Operation.ITEMS_LIST,
+            Operation.ITEM_RETRIEVE,
+            Operation.ITEM_DELETE,
+            Operation.CONVERSATION_OTHER,
+        ),
+        Kind.CONVERSATION,
+    ),
+    **dict.fromkeys(
+        (Operation.CONTAINER_RETRIEVE, Operation.CONTAINER_DELETE, Operation.CONTAINER_OTHER), Kind.CONTAINER
+    ),
+}
+
+_READS_BODY = frozenset(
+    {
+        Operation.CREATE,
+        Operation.COMPACT,
+        Operation.INPUT_TOKENS,
+        Operation.CONVERSATION_CREATE,
+        Operation.ITEMS_CREATE,
+    }
+)
+
+# "*" stands for one opaque segment. A path of a listed shape with a method that is not listed is ..._OTHER.
+_ROUTES: dict[tuple[str, ...], dict[str, Operation]] = {
+    ("responses",): {"POST": Operation.CREATE},
+    ("responses", "*"): {"GET": Operation.RETRIEVE, "DELETE": Operation.DELETE},
+    ("responses", "*", "cancel"): {"POST": Operation.CANCEL},
+    ("responses", "*", "input_items"): {"GET": Operation.INPUT_ITEMS},
+    ("conversations",): {"POST": Operation.CONVERSATION_CREATE},
+    ("conversations", "*"): {
+        "GET": Operation.CONVERSATION_RETRIEVE,
+        "POST": Operation.CONVERSATION_UPDATE,
+        "DELETE": Operation.CONVERSATION_DELETE,
+    },
+    ("conversations", "*", "items"): {"GET": Operation.ITEMS_LIST, "POST": Operation.ITEMS_CREATE},
+    ("conversations", "*", "items", "*"): {"GET": Operation.ITEM_RETRIEVE, "DELETE": Operation.ITEM_DELETE},
+    ("containers",): {"POST": Operation.CONTAINER_CREATE},
+    ("containers", "*"): {"GET": Operation.CONTAINER_RETRIEVE, "DELETE": Operation.CONTAINER_DELETE},
+    ("containers", "*", "files"): {},
+    ("containers", "*", "files", "*"): {},
+    ("containers", "*", "files", "*", "content"): {},
+}
+# POST only: with another method these words are ids like any other.
+_RESPONSE_VERBS = {"compact": Operation.COMPACT, "input_tokens": Operation.INPUT_TOKENS}
+_OTHER = {
+    "responses": Operation.RESPONSE_OTHER,
+    "conversations": Operation.CONVERSATION_OTHER,
+    "containers": Operation.CONTAINER_OTHER,
+}
+_MAX_SHAPE = max(len(shape) for shape in _ROUTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """An operation and the id in its path, percent-decoded once and otherwise as sent."""
+
+    operation: Operation
+    path_id: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    match: Match
+    ids: tuple[str, ...]  # every opaque segment, checked for what no id may hold
+    known: bool  # the API has a path of this shape
+
+
+class OperationMatcher:
+    """Finds the operation of a request below one of ``prefixes`` (``HOMEPORT_PATH_PREFIXES``; "" is none)."""
+
+    def __init__(self, prefixes: Sequence[str]) -> None:
+        self._prefixes = frozenset(_static(prefix) for prefix in prefixes)
+        self._longest = max((len(p) for p in self._prefixes), default=-1)
+
+    def match(self, method: str, path: str, raw_path: bytes | None, root_path: str = "") -> Match | None:
+        """The operation, or None for a request that is not ours.
+
+        ``path``, ``raw_path`` and ``root_path`` are those of the ASGI scope. Raises :class:`Rejected`:
+        AMBIGUOUS_SELECTOR for a path that reads as two operations or ids, INVALID_TYPE for an id that is not UTF-8,
+        holds a NUL or is longer than 4096 bytes.
+        """
+        # Every request of the app comes here first; a case-insensitive regular expression takes three times as long.
+        folded = path.casefold()
+        if not ("responses" in folded or "conversations" in folded or "containers" in folded):
+            return None
+        method, root = method.upper(), _static(root_path)
+        if method == "OPTIONS":
+            return None
+        decoded = path.split("/")
+        # Some servers leave the query in raw_path.
+        raw = decoded if raw_path is None else [_unquote(s) for s in raw_path.partition(b"?")[0].split(b"/")]
+
+        def read(normalise: Callable[[list[str]], list[str]]) -> _Reading | None:
+            first = self._read(method, normalise(raw), root)
+            return first if raw == decoded else _agree(first, self._read(method, normalise(decoded), root))
+
+        literal = reading = read(_collapse)
+        if any(s[:1] == "." for s in (*raw, *decoded)):
+            reading = _agree(read(_collapse_resolve), read(_resolve_collapse))
+            # Unresolved, an unknown tail such as x/../y is nothing that a router would serve.
+            if literal is not None and literal.known:
+                reading = _agree(reading, literal)
+        if reading is None:
+            return None
+        _check_ids(reading.ids)
+        return reading.match
+
+    def _read(self, method: str, segments: list[str], root: tuple[str, ...]) -> _Reading | None:
+        if root and tuple(_bare(s) for s in segments[: len(root)]) == root:
+            # An app that ignores root_path routes on the whole path.
+            return self._below_prefix(method, segments[len(root) :]) or self._below_prefix(method, segments)
+        return self._below_prefix(method, segments)
+
+    def _below_prefix(self, method: str, segments: list[str]) -> _Reading | None:
+        head = tuple(_bare(s) for s in segments[: self._longest + 1])
+        for depth, word in enumerate(head):
+            if word in _OTHER and head[:depth] in self._prefixes:
+                return _read_resource(method, word, segments[depth + 1 :])
+        return None
+
+
+def _read_resource(method: str, resource: str, rest: list[str]) -> _Reading:
+    """What ``rest``, the segments after the collection's name, asks for."""
+    if not rest:
+        return _Reading(Match(_ROUTES[(resource,)].get(method, Operation.COLLECTION)), (), known=True)
+    if (
+        resource == "responses"
+        and method == "POST"
+        and len(rest) == 1
+        and (verb := _RESPONSE_VERBS.get(_bare(rest[0])))
+    ):
+        return _Reading(Match(verb), (), known=True)
+    shape = _shape(resource, rest)
+    methods = _ROUTES.get(shape)
+    operation = (methods or {}).get(method, _OTHER[resource])
+    ids = tuple(s for s, word in zip(rest, shape[1:], strict=False) if word == "*")
+    return _Reading(Match(operation, rest[0]), ids, known=methods is not None)
+
+
+def _shape(resource: str, rest: list[str]) -> tuple[str, ...]:
+    # Ids and words alternate.
+    words = ("*" if i % 2 == 0 else _bare(s) for i, s in enumerate(rest[:_MAX_SHAPE]))
+    return (resource, *words)
+
+
+def _agree(first: _Reading | None, second: _Reading | None) -> _Reading | None:
+    """The one reading of two, ``first`` where ``second`` is a path that the API does not have."""
+    if first is None or second is None:
+        return first or second
+    if first.match == second.match or not second.known:
+        return first
+    raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
+
+
+def _check_ids(ids: Iterable[str]) -> None:
+    for opaque in ids:
+        try:
+            size = len(opaque.encode())
+        except UnicodeEncodeError:  # a surrogate stands for a byte that is not UTF-8
+            raise Rejected.because(Reason.INVALID_TYPE) from None
+        if size > MAX_ID_BYTES or "\0" in opaque:
+            raise Rejected.because(Reason.INVALID_TYPE)
+
+
+def _unquote(segment: bytes) -> str:
+    return unquote_to_bytes(segment).decode("utf-8", "surrogateescape")
+
+
+def _bare(segment: str) -> str:
+    """A static segment as compared: without ``;parameters``, in one letter case."""
+    return segment.partition(";")[0].casefold()
+
+
+def _static(path: str) -> tuple[str, ...]:
+    return tuple(_bare(s) for s in path.split("/") if s)
+
+
+def _collapse(segments: list[str]) -> list[str]:
+    return [s for s in segments if s]
+
+
+def _resolve(segments: list[str]) -> list[str]:
+    kept: list[str] = []
+    for segment in segments:
+        match _bare(segment):
+            case ".":
+                pass
+            case "..":
+                del kept[-1:]
+            case _:
+                kept.append(segment)
+    return kept
+
+
+def _collapse_resolve(segments: list[str]) -> list[str]:
+    return _resolve(_collapse(segments))
+
+
+def _resolve_collapse(segments: list[str]) -> list[str]:
+    # RFC 3986 section 5.2.4 counts an empty segment: a//.. is a/, not the parent of a.
+    return _collapse(_resolve(segments))

@@ -1,0 +1,283 @@
+"""The store as the middleware uses it: timeouts, a cache of positive facts, the health flag, capacity.
+
+No rule of ownership lives here; those are in ``homeport.records`` and ``homeport.decisions``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from cachetools import TLRUCache, TTLCache
+
+from homeport import telemetry
+from homeport.decisions import Fact
+from homeport.errors import Reason
+from homeport.keys import Digests, Keyring, StateKey
+from homeport.records import Record, UnreadableRecord, Write, decode_record
+from homeport.settings import Settings
+from homeport.stores.base import (
+    CapacityExceeded,
+    Expired,
+    Found,
+    Loaded,
+    Missing,
+    SecretMismatch,
+    StateStore,
+    StoreUnavailable,
+)
+
+__all__ = ["State"]
+
+_T = TypeVar("_T")
+
+_logger = logging.getLogger("homeport.state")
+
+_PROBE_INTERVAL = 1.0
+_COUNT_LIFETIME = 5.0  # seconds for which a tenant's count is believed; the overshoot it allows is bounded and harmless
+
+
+class State:
+    """One per mounted middleware, shared by its exchanges."""
+
+    def __init__(self, store: StateStore, keyring: Keyring, settings: Settings) -> None:
+        self._store = store
+        self._keyring = keyring
+        self._settings = settings
+        # Values are (record, moment of expiry); only what is owned is cached, never an absence.
+        self._cache: TLRUCache[bytes, tuple[Record, float]] = TLRUCache(
+            maxsize=settings.cache_size, ttu=lambda _key, value, _now: value[1], timer=time.monotonic
+        )
+        self._counts: TTLCache[bytes, int] = TTLCache(maxsize=10_000, ttl=_COUNT_LIFETIME)
+        self._epoch = 0  # raised by every invalidation, so that a load in flight does not bring back what it removed
+        self._healthy = True
+        self._verified = False
+        self._opened = False
+        self._opening = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._probe: asyncio.Task[None] | None = None
+        store.on_invalidate(self._invalidate)
+
+    @property
+    def healthy(self) -> bool:
+        """False from a failed store operation until a probe has succeeded."""
+        return self._healthy
+
+    async def open(self) -> None:
+        """Open the store; a database that is down is left to the probe.
+
+        Raises :class:`homeport.stores.base.SecretMismatch` if this replica's secrets are not those of the namespace.
+        """
+        async with self._opening:
+            if self._opened:
+                return
+            await self._store.open()
+            try:
+                await self._verify()
+            except StoreUnavailable:
+                self._failed("open")
+            self._opened = True
+
+    async def ensure_open(self) -> None:
+        """For servers without lifespan: open at the first request."""
+        if not self._opened:
+            await self.open()
+
+    async def close(self) -> None:
+        """Finish held commits, then close the store."""
+        if self._probe is not None:
+            self._probe.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._probe
+            self._probe = None
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._settings.commit_timeout)
+        await self._store.close()
+        self._opened = False
+
+    async def ready(self) -> bool:
+        """Whether the store answers and this replica's secrets fit."""
+        try:
+            await self.ensure_open()
+            async with asyncio.timeout(self._settings.lookup_timeout):
+                await self._store.check()
+        except (StoreUnavailable, SecretMismatch, TimeoutError):
+            return False
+        return self._healthy
+
+    async def lookup(self, keys: Sequence[StateKey], *, fresh: bool) -> list[Fact]:
+        """A fact for each key, in order; at most one round trip.
+
+        ``fresh`` reads past the cache (by-id verbs). Raises :class:`StoreUnavailable`.
+        """
+        cached = {} if fresh else {k: v[0] for k in keys if (v := self._cache.get(k.current)) is not None}
+        missing = [k for k in keys if k not in cached]
+        facts: dict[StateKey, Fact] = dict(cached)
+        if cached:
+            telemetry.lookups.add(len(cached), {"source": "cache", "outcome": "found"})
+        if missing:
+            epoch = self._epoch
+            started = time.perf_counter()
+            loaded = await self._timed("lookup", self._settings.lookup_timeout, lambda: self._store.load(missing))
+            telemetry.lookup_seconds.record(time.perf_counter() - started)
+            for key, result in zip(missing, loaded, strict=True):
+                fact = facts[key] = _fact(result)
+                outcome = "found" if isinstance(fact, Record) else fact.value
+                telemetry.lookups.add(1, {"source": "store", "outcome": outcome})
+                if isinstance(fact, Record) and isinstance(result, Found) and epoch == self._epoch:
+                    self._remember(key, fact, result.remaining)
+            if self._settings.refresh_on_read:
+                self._background(self._refresh(missing))
+        return [facts[k] for k in keys]
+
+    def knows(self, key: StateKey) -> bool:
+        """Whether the owner of ``key`` is cached."""
+        return key.current in self._cache
+
+    async def require_room(self, tenant: Digests) -> None:
+        """Refuse what could not be recorded before a provider is paid for it.
+
+        Raises :class:`StoreUnavailable` while the store is known to be down, :class:`CapacityExceeded` when the tenant
+        has used up ``HOMEPORT_MAX_RECORDS_PER_TENANT``.
+        """
+        if not self._healthy:
+            raise StoreUnavailable("the state store is known to be down")
+        limit = self._settings.max_records_per_tenant
+        if not limit:
+            return
+        count = self._counts.get(tenant.current)
+        if count is None:
+            count = await self._timed("count", self._settings.lookup_timeout, lambda: self._store.count(tenant))
+            self._counts[tenant.current] = count
+        if count >= limit:
+            raise CapacityExceeded("the tenant's records are used up")
+
+    async def commit(self, write: Write, owner: Record) -> None:
+        """Make ``write`` durable; survives the cancellation of its caller.
+
+        ``owner`` is the fact to cache for its keys once it is. Raises what :meth:`StateStore.commit` raises.
+        """
+        task = self._background(self._commit(write, owner))
+        await asyncio.shield(task)
+
+    async def delete(self, key: StateKey) -> None:
+        """Leave a tombstone. Raises :class:`StoreUnavailable`."""
+        self._invalidate([key.current])
+        await asyncio.shield(self._background(self._delete(key)))
+
+    async def _commit(self, write: Write, owner: Record) -> None:
+        epoch = self._epoch
+        started = time.perf_counter()
+        # The store tells a caller at write.deadline; the margin is for a COMMIT that is under way by then.
+        timeout = self._settings.commit_timeout * 2
+        try:
+            await self._timed("commit", timeout, lambda: self._store.commit(write))
+        except Exception as exc:
+            telemetry.commits.add(1, {"outcome": type(exc).__name__})
+            raise
+        telemetry.commits.add(1, {"outcome": "committed"})
+        telemetry.commit_seconds.record(time.perf_counter() - started)
+        for entry in write.entries:
+            if entry.counted and write.tenant.current in self._counts:
+                self._counts[write.tenant.current] += 1
+        if epoch == self._epoch:
+            for entry in write.entries:
+                self._remember(entry.key, owner, entry.ttl)
+        for key in write.forget:
+            self._cache.pop(key.current, None)
+
+    async def _delete(self, key: StateKey) -> None:
+        ttl = self._settings.tombstone_ttl
+        await self._timed("delete", self._settings.commit_timeout, lambda: self._store.delete(key, tombstone_ttl=ttl))
+        self._invalidate([key.current])
+
+    async def _refresh(self, keys: Sequence[StateKey]) -> None:
+        # Best effort: a refresh that fails costs a shorter life, never an answer.
+        with contextlib.suppress(StoreUnavailable):
+            await self._store.touch(keys, ttl=self._settings.ttl)
+
+    async def _verify(self) -> None:
+        namespace = self._settings.namespace
+        await self._store.verify(namespace, self._keyring.check_values())
+        self._verified = True
+
+    async def _timed(self, operation: str, timeout: float, call: Callable[[], Awaitable[_T]]) -> _T:
+        try:
+            async with asyncio.timeout(timeout):
+                if not self._verified:
+                    await self._verify()
+                return await call()
+        except TimeoutError:
+            self._failed(operation)
+            raise StoreUnavailable("the state store did not answer in time") from None
+        except (StoreUnavailable, SecretMismatch):
+            self._failed(operation)
+            raise StoreUnavailable("the state store is not available") from None
+
+    def _failed(self, operation: str) -> None:
+        telemetry.store_errors.add(1, {"operation": operation})
+        if self._healthy:
+            _logger.error("the state store failed (%s); creates are refused until it answers", operation)
+            self._healthy = False
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(self._probing())
+
+    async def _probing(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._settings.lookup_timeout):
+                    if not self._verified:
+                        await self._verify()
+                    await self._store.check()
+            except SecretMismatch:
+                _logger.critical("the state store was written with other secrets; nothing is served from it")
+            except (StoreUnavailable, TimeoutError):
+                pass
+            else:
+                self._healthy = True
+                _logger.warning("the state store answers again")
+                return
+            await asyncio.sleep(_PROBE_INTERVAL)
+
+    def _remember(self, key: StateKey, record: Record, remaining: float | None) -> None:
+        ttl = self._settings.cache_ttl
+        if ttl > 0:
+            lifetime = ttl if remaining is None else min(ttl, remaining)
+            self._cache[key.current] = (record, time.monotonic() + lifetime)
+
+    def _invalidate(self, digests: Sequence[bytes] | None) -> None:
+        self._epoch += 1
+        if digests is None:
+            self._cache.clear()
+            return
+        for digest in digests:
+            self._cache.pop(digest, None)
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._settle_task)
+        return task
+
+    def _settle_task(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # retrieved: the caller, if it is still there, raises it too
+
+
+def _fact(loaded: Loaded) -> Fact:
+    match loaded:
+        case Found():
+            try:
+                return decode_record(loaded.record)
+            except UnreadableRecord:
+                # Written by a newer version: its owner exists, so "missing" would be a lie.
+                raise StoreUnavailable("a record cannot be read by this version") from None
+        case Expired():
+            return Reason.DELETED if loaded.deleted else Reason.EXPIRED
+        case Missing():
+            return Reason.MISSING

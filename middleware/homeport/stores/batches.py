@@ -1,0 +1,141 @@
+"""How a batch of writes becomes one transaction, and what happens when that fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from homeport.records import Conflict, Row, StaleRevision
+from homeport.stores.base import Committed, StoreUnavailable
+from homeport.stores.database import Database
+from homeport.stores.dialects import KeyAppeared
+from homeport.stores.faults import Fault, FaultKind
+from homeport.stores.groups import Ticket
+from homeport.stores.plan import Plan
+
+__all__ = ["BatchWriter"]
+
+_PATIENCE = (0.0, 0.02, 0.1, 0.3, 1.0)
+"""Seconds before each further try of a batch: a restarting server, a deadlock, a key that appears again and again."""
+
+
+class _Late(Exception):
+    """A deadline passed before COMMIT: nothing is committed, and the others go again without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """What one transaction decided."""
+
+    plan: Plan
+    tickets: Sequence[Ticket]
+    outcomes: Sequence[Committed | Exception]
+
+    def stands_in(self, rows: Mapping[bytes, Row]) -> bool:
+        """Whether ``rows``, read later, show that this transaction was committed: it was so as a whole or not at all."""
+        puts = (*self.plan.inserts, *self.plan.updates)
+        return any((row := rows.get(p.digest)) is not None and row.write_id == p.write.write_id for p in puts)
+
+
+class _Unknown(Exception):
+    """The connection broke during COMMIT."""
+
+    def __init__(self, attempt: _Attempt) -> None:
+        super().__init__("the outcome of the commit is not known")
+        self.attempt = attempt
+
+
+class BatchWriter:
+    """Commits batches of tickets on ``database`` and finishes every ticket."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def run(self, tickets: Sequence[Ticket]) -> None:
+        """Commit ``tickets`` together, or failing that each alone, so that one cannot spoil another."""
+        try:
+            await self._database.ready()
+        except StoreUnavailable as exc:
+            _fail(tickets, exc)
+            return
+        reason: StoreUnavailable = StoreUnavailable("the keys of the write do not come to rest")
+        unknown: _Attempt | None = None
+        for patience in _PATIENCE:
+            if patience:
+                await asyncio.sleep(patience)
+            tickets = _waiting(tickets)
+            if not tickets:
+                return
+            try:
+                attempt = await self._transaction(tickets, unknown)
+            except _Unknown as exc:
+                unknown, reason = exc.attempt, StoreUnavailable(str(exc))
+            except (_Late, KeyAppeared):
+                pass
+            except Fault as exc:
+                reason = exc if unknown is None else reason
+                if exc.kind is FaultKind.REFUSED:
+                    break
+                if exc.kind is FaultKind.SLOW or (exc.kind is FaultKind.LOST and unknown is None and patience):
+                    _fail(tickets, reason)
+                    return
+            else:
+                for ticket, outcome in zip(attempt.tickets, attempt.outcomes, strict=True):
+                    ticket.finish(outcome)
+                return
+        if len(tickets) == 1 or unknown is not None:
+            _fail(tickets, reason)
+            return
+        for ticket in tickets:
+            await self.run([ticket])
+
+    async def _transaction(self, tickets: Sequence[Ticket], unknown: _Attempt | None) -> _Attempt:
+        sealed: _Attempt | None = None
+        dialect = self._database.dialect
+        digests = frozenset[bytes]().union(*(t.write.digests for t in tickets))
+        try:
+            async with self._database.transaction() as conn:
+                rows = await dialect.read(conn, digests)
+                # The read-back: the rows are locked, so what was being committed has become visible or never will.
+                if unknown is not None and unknown.stands_in(rows):
+                    return unknown
+                plan = Plan(rows)
+                attempt = _Attempt(plan, tickets, [_decide(plan, t) for t in tickets])
+                await dialect.apply(conn, plan)
+                _seal(attempt)
+                sealed = attempt
+                await conn.commit()
+        except Fault:
+            if sealed is not None:
+                raise _Unknown(sealed) from None
+            raise
+        return attempt
+
+
+def _decide(plan: Plan, ticket: Ticket) -> Committed | Exception:
+    try:
+        return plan.add(ticket.write)
+    except (Conflict, StaleRevision) as exc:
+        return exc
+
+
+def _seal(attempt: _Attempt) -> None:
+    now = asyncio.get_running_loop().time()
+    late = [t for t in attempt.tickets if t.late(now) and t.write.write_id in attempt.plan.changed_by]
+    if late:
+        _fail(late, StoreUnavailable("the write was not committed before its deadline"))
+        raise _Late
+    for ticket in attempt.tickets:
+        ticket.seal()
+
+
+def _waiting(tickets: Sequence[Ticket]) -> list[Ticket]:
+    """Those that are not finished; a write that was sealed once is tried again past its deadline, to learn its fate."""
+    now = asyncio.get_running_loop().time()
+    return [t for t in tickets if not t.finished and (t.sealed or not t.late(now))]
+
+
+def _fail(tickets: Sequence[Ticket], reason: StoreUnavailable) -> None:
+    for ticket in tickets:
+        ticket.finish(StoreUnavailable(*reason.args))

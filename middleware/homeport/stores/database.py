@@ -1,0 +1,118 @@
+"""Connections: where they are taken, where the schema is made, and where driver errors become our own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from sqlalchemy import URL, insert, inspect, select
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from homeport.stores.base import StoreUnavailable
+from homeport.stores.dialects import dialect_of
+from homeport.stores.faults import DRIVER_ERRORS, Fault, FaultKind, fault
+from homeport.stores.schema import VERSION, metadata, schema_version
+
+__all__ = ["Database"]
+
+T = TypeVar("T")
+
+
+class Database:
+    """The engines of one store. No connection is held between two operations."""
+
+    def __init__(self, url: URL, *, pool_size: int, timeout: float) -> None:
+        self.dialect = dialect_of(url)
+        self._writer, self._reader = self.dialect.engines(url, pool_size=pool_size, timeout=timeout)
+        self._ready = False
+        self._making = asyncio.Lock()
+
+    async def ready(self) -> None:
+        """Make the schema unless that was done; a failure is not remembered."""
+        if self._ready:
+            return
+        async with self._making:
+            if not self._ready:
+                await self._once_more(self._make_schema)
+                self._ready = True
+
+    async def read(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        """Run ``work`` outside of any transaction."""
+        await self.ready()
+
+        async def once() -> T:
+            async with self._connection(self._reader) as conn:
+                return await work(conn)
+
+        return await self._once_more(once)
+
+    async def write(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        """Run ``work`` in a transaction. It must bear to be run again, after it was committed too."""
+        await self.ready()
+
+        async def once() -> T:
+            async with self.transaction() as conn:
+                result = await work(conn)
+                await conn.commit()
+                return result
+
+        return await self._once_more(once)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncConnection]:
+        """A connection to write with; what is not committed inside is rolled back.
+
+        Raises :class:`Fault` for whatever the driver raises. :meth:`ready` must have been awaited.
+        """
+        async with self._connection(self._writer) as conn:
+            yield conn
+
+    async def close(self) -> None:
+        await self._reader.dispose()
+        await self._writer.dispose()
+
+    @asynccontextmanager
+    async def _connection(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+        try:
+            async with engine.connect() as conn:
+                yield conn
+        except DRIVER_ERRORS as exc:
+            raise fault(exc) from None
+
+    @staticmethod
+    async def _once_more(work: Callable[[], Awaitable[T]]) -> T:
+        # A pool does not know that the server was restarted; the first error drops all of its stale connections.
+        for patience in (0.0, 0.05, 0.2):
+            try:
+                return await work()
+            except Fault as exc:
+                if exc.kind not in (FaultKind.LOST, FaultKind.BUSY) or (exc.kind is FaultKind.LOST and patience):
+                    raise
+            await asyncio.sleep(patience)
+        return await work()
+
+    async def _make_schema(self) -> None:
+        async with self._connection(self._reader) as conn:
+            version = await _stored_version(conn)
+            if version is None:
+                await self.dialect.prepare(conn)
+        if version is None:
+            async with self.transaction() as conn:
+                await self.dialect.lock(conn)
+                version = await _stored_version(conn)
+                if version is None:
+                    await conn.run_sync(metadata.create_all)
+                    await conn.execute(insert(schema_version).values(id=1, version=VERSION))
+                    await conn.commit()
+                    version = VERSION
+        if version > VERSION:
+            raise StoreUnavailable("the tables were made by a later version of homeport")
+
+
+async def _stored_version(conn: AsyncConnection) -> int | None:
+    if not await conn.run_sync(lambda sync: inspect(sync).has_table(schema_version.name)):
+        return None
+    version: int | None = await conn.scalar(select(schema_version.c.version))
+    return version

@@ -1,0 +1,67 @@
+"""What a database can do to an operation, and the one place where a driver's error becomes ours."""
+
+from __future__ import annotations
+
+import sqlite3
+from enum import Enum, auto
+
+from sqlalchemy import exc
+
+from homeport.stores.base import StoreUnavailable
+
+__all__ = ["DRIVER_ERRORS", "Fault", "FaultKind", "fault"]
+
+DRIVER_ERRORS = (exc.SQLAlchemyError, OSError, OverflowError)
+"""Everything that the drivers raise (TimeoutError is an OSError); our own mistakes stay visible."""
+
+
+class FaultKind(Enum):
+    LOST = auto()  # no connection, or one that broke: the same again may work on a new one
+    BUSY = auto()  # deadlock, serialization: the same again will work
+    SLOW = auto()  # no answer in time
+    REFUSED = auto()  # the database does not take this statement or value
+
+
+_TEXTS = {
+    FaultKind.LOST: "the database cannot be reached",
+    FaultKind.BUSY: "the database is busy",
+    FaultKind.SLOW: "the database did not answer in time",
+    FaultKind.REFUSED: "the database refused the operation",
+}
+
+_BUSY_STATES = frozenset({"40001", "40P01", "55P03"})
+# Connection, authorization, resources, read-only server (a failover), operator intervention.
+_LOST_STATES = ("08", "28", "3D", "53", "25006", "57P", "58")
+
+
+class Fault(StoreUnavailable):
+    """A failed operation. The text names the kind and the driver's error class, never a value."""
+
+    def __init__(self, kind: FaultKind, cause: str) -> None:
+        super().__init__(f"{_TEXTS[kind]} ({cause})")
+        self.kind = kind
+
+
+def fault(error: BaseException) -> Fault:
+    """The :class:`Fault` that ``error`` stands for. Raise it ``from None``: a driver's text may quote parameters."""
+    cause = error
+    if isinstance(error, exc.StatementError) and error.orig is not None:
+        cause = error.orig
+    state = getattr(cause, "sqlstate", None)
+    name = type(cause).__name__ + (f" {state}" if state else "")
+    return Fault(_kind(error, cause, state), name)
+
+
+def _kind(error: BaseException, cause: BaseException, state: str | None) -> FaultKind:
+    if isinstance(error, exc.TimeoutError) or isinstance(cause, TimeoutError):
+        return FaultKind.SLOW
+    if state in _BUSY_STATES:
+        return FaultKind.BUSY
+    if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
+        return FaultKind.LOST
+    if isinstance(cause, OSError) or (state is not None and state.startswith(_LOST_STATES)):
+        return FaultKind.LOST
+    if isinstance(cause, sqlite3.OperationalError):
+        # Locked comes after the busy timeout. The rest (cannot open, disk full, I/O) is no fault of one statement.
+        return FaultKind.SLOW if "locked" in str(cause) else FaultKind.LOST
+    return FaultKind.REFUSED

@@ -1,0 +1,80 @@
+"""Notifications from PostgreSQL: a hint that something was deleted elsewhere, never the truth."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import asyncpg
+from sqlalchemy import URL
+
+from homeport.stores.schema import CHANNEL
+
+__all__ = ["Listener"]
+
+_LIVENESS = 30.0
+"""Seconds between two proofs that the connection is not half open."""
+
+_TIMEOUT = 10.0
+_BACKOFF = (0.2, 0.5, 1.0, 2.0, 5.0)
+
+# Of SQLAlchemy's dialect, not of the server.
+_NOT_FOR_ASYNCPG = ("prepared_statement_cache_size", "prepared_statement_name_func", "async_creator_fn")
+
+
+class Listener:
+    """Listens on a connection of its own, for as long as it takes, and hands every notification to ``deliver``."""
+
+    def __init__(self, url: URL, deliver: Callable[[Sequence[bytes] | None], None]) -> None:
+        plain = url.set(drivername="postgresql").difference_update_query(_NOT_FOR_ASYNCPG)
+        self._dsn = plain.render_as_string(hide_password=False)
+        self._deliver = deliver
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Idempotent."""
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Close the connection; idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                connection = await asyncpg.connect(self._dsn, timeout=_TIMEOUT)
+                failures = 0
+                await self._attend(connection)
+            await asyncio.sleep(_BACKOFF[min(failures, len(_BACKOFF) - 1)])
+            failures += 1
+
+    async def _attend(self, connection: Any) -> None:
+        ended = asyncio.Event()
+        connection.add_termination_listener(lambda _: ended.set())
+        try:
+            await connection.add_listener(CHANNEL, self._notified)
+            # Whatever was deleted before this moment was not heard.
+            self._deliver(None)
+            while not ended.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ended.wait(), _LIVENESS)
+                if not ended.is_set():
+                    await connection.fetchval("SELECT 1", timeout=_TIMEOUT)
+        finally:
+            # Not a graceful close: asyncpg warns of listeners that are left, and there is nothing to lose.
+            connection.terminate()
+
+    def _notified(self, _connection: Any, _pid: int, _channel: str, payload: str) -> None:
+        try:
+            digests = [bytes.fromhex(part) for part in payload.split(",") if part]
+        except ValueError:
+            digests = []  # a later version's: at least it says that something happened
+        self._deliver(digests or None)

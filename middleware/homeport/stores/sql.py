@@ -1,0 +1,244 @@
+"""The store on SQLAlchemy Core: SQLite for one machine, PostgreSQL for many."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import Double, delete, func, literal, make_url, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from homeport.keys import Digests, StateKey
+from homeport.records import Write
+from homeport.stores.base import (
+    Committed,
+    Loaded,
+    SecretMismatch,
+    StoreCheck,
+    StoreUnavailable,
+)
+from homeport.stores.batches import BatchWriter
+from homeport.stores.database import Database
+from homeport.stores.groups import CommitGroup, LoadGroup, Tasks
+from homeport.stores.schema import schema_version, secrets, state
+
+__all__ = ["SQLStore"]
+
+T = TypeVar("T")
+
+_CHUNK = 1000
+"""Rows that one transaction of erase or purge removes at most."""
+
+
+class SQLStore:
+    """Keeps records in the database at ``url``.
+
+    ``pool_size`` is the most connections at once (at least 1; notifications use one more), ``operation_timeout`` the
+    seconds that a connection, a lock or a statement may take, ``listen_url`` a direct way to PostgreSQL for
+    notifications where a transaction pooler stands between. Raises :class:`ValueError` for a URL that is not
+    supported. All methods belong to one event loop.
+    """
+
+    def __init__(
+        self, url: str, *, pool_size: int = 5, operation_timeout: float = 10.0, listen_url: str | None = None
+    ) -> None:
+        parsed = make_url(url)
+        self._database = Database(parsed, pool_size=pool_size, timeout=operation_timeout)
+        self._dialect = self._database.dialect
+        self._tasks = Tasks()
+        self._commits = CommitGroup(BatchWriter(self._database).run, self._tasks, writers=self._dialect.writers)
+        self._loads = LoadGroup(self._fetch, self._tasks)
+        self._callbacks: list[Callable[[Sequence[bytes] | None], None]] = []
+        self._listener = self._dialect.listener(make_url(listen_url) if listen_url else parsed, self._invalidate)
+        self._open = False
+        self._closed = False
+
+    async def open(self) -> None:
+        """Make the schema if the database is there; otherwise the next operation will."""
+        self._open = True
+        self._listen()
+        with contextlib.suppress(StoreUnavailable):
+            await self._database.ready()
+
+    async def close(self) -> None:
+        """Finish what was accepted, then close every connection. The store cannot be opened again."""
+        self._closed = True
+        await self._tasks.drain()
+        if self._listener is not None:
+            await self._listener.stop()
+        await self._database.close()
+
+    async def verify(self, namespace: str, checks: Sequence[bytes]) -> None:
+        """Compare ``checks`` with the stored ones and add the first; raises :class:`SecretMismatch`."""
+
+        async def work(conn: AsyncConnection) -> bool:
+            await self._dialect.lock(conn)
+            mine = secrets.c.namespace == namespace
+            stored = set(await conn.scalars(select(secrets.c.check_value).where(mine)))
+            if stored and stored.isdisjoint(checks):
+                return False
+            if checks[0] not in stored:
+                await conn.execute(secrets.insert().values(namespace=namespace, check_value=checks[0]))
+            return True
+
+        if not await self._run(self._database.write(work)):
+            raise SecretMismatch("the namespace was written with other secrets")
+
+    async def load(self, keys: Sequence[StateKey]) -> Sequence[Loaded]:
+        """What is known of each key, in order, in one query that concurrent loads share."""
+        if not keys:
+            return []
+        self._check_open()
+        return await self._loads.load(keys)
+
+    async def commit(self, write: Write) -> Committed:
+        """Make ``write`` durable, all or nothing, in a transaction that concurrent commits share.
+
+        Raises :class:`~homeport.records.Conflict`, :class:`~homeport.records.StaleRevision`, or
+        :class:`StoreUnavailable`.
+        """
+        self._check_open()
+        return await self._commits.submit(write)
+
+    async def delete(self, key: StateKey, *, tombstone_ttl: float) -> bool:
+        """Turn the live row into a tombstone for ``tombstone_ttl`` seconds; False if there was none."""
+        now = self._dialect.now
+        bury = (
+            update(state)
+            .where(self._dialect.among(key.all), self._dialect.live)
+            .values(deleted=True, record=b"", expires_at=now, dead_at=now + literal(tombstone_ttl, Double()))
+        )
+
+        async def work(conn: AsyncConnection) -> bool:
+            if (await conn.execute(bury)).rowcount == 0:
+                return False
+            await self._dialect.notify(conn, ",".join(d.hex() for d in key.all))
+            return True
+
+        deleted = await self._run(self._database.write(work))
+        if deleted:
+            self._invalidate(key.all)
+        return deleted
+
+    async def touch(self, keys: Sequence[StateKey], *, ttl: float) -> None:
+        """Let live rows that expire live at least ``ttl`` more seconds."""
+        digests = sorted({d for key in keys for d in key.all})
+        until = self._dialect.now + literal(ttl, Double())
+
+        async def work(conn: AsyncConnection) -> None:
+            for some in _chunks(digests):
+                short = self._dialect.among(some), self._dialect.live, state.c.expires_at < until
+                chosen = select(state.c.digest).where(*short).order_by(state.c.digest).with_for_update()
+                longer = update(state).where(state.c.digest.in_(chosen))
+                dead_at = until + (state.c.dead_at - state.c.expires_at)
+                await conn.execute(longer.values(expires_at=until, dead_at=dead_at))
+
+        if digests:
+            await self._run(self._database.write(work))
+
+    async def count(self, tenant: Digests) -> int:
+        """How many live rows of ``tenant`` use up capacity."""
+        mine = state.c.tenant.in_(tenant.all), state.c.counted, self._dialect.live
+        query = select(func.count()).select_from(state).where(*mine)
+
+        async def work(conn: AsyncConnection) -> int:
+            return int(await conn.scalar(query) or 0)
+
+        return await self._run(self._database.read(work))
+
+    async def erase(self, tenant: Digests) -> int:
+        """Remove every row of ``tenant``, tombstones too; how many there were. Not one transaction: call again if it fails."""
+        some = select(state.c.digest).where(state.c.tenant.in_(tenant.all)).limit(_CHUNK).with_for_update()
+
+        async def work(conn: AsyncConnection) -> int:
+            gone = (await conn.execute(delete(state).where(state.c.digest.in_(some)))).rowcount
+            if gone:
+                await self._dialect.notify(conn, "")
+            return gone
+
+        async def work_off() -> int:
+            total = 0
+            while gone := await self._database.write(work):
+                total += gone
+                self._invalidate(None)
+            return total
+
+        return await self._run(work_off())
+
+    async def purge(self, *, limit: int, now: float | None = None) -> int:
+        """Remove at most ``limit`` rows past their tombstone time (``now``: Unix seconds, the database's if None)."""
+        at = self._dialect.now if now is None else literal(now, Double())
+        dead = select(state.c.digest).where(state.c.dead_at <= at).order_by(state.c.dead_at)
+
+        async def work_off() -> int:
+            total = 0
+            while total < limit:
+                size = min(_CHUNK, limit - total)
+                # Rows that a commit is about to bring back to life are left to it.
+                some = dead.limit(size).with_for_update(skip_locked=True)
+                gone = await self._database.write(lambda conn: _delete(conn, some))  # noqa: B023 - awaited at once
+                total += gone
+                if gone < size:
+                    break
+            return total
+
+        return await self._run(work_off())
+
+    async def check(self) -> StoreCheck:
+        """Write a row of the store's own, and say what would make the database forget."""
+        stamp = update(schema_version).values(checked_at=self._dialect.now)
+
+        async def work(conn: AsyncConnection) -> StoreCheck:
+            await conn.execute(stamp)
+            return StoreCheck(await self._dialect.warnings(conn))
+
+        return await self._run(self._database.write(work))
+
+    def on_invalidate(self, callback: Callable[[Sequence[bytes] | None], None]) -> None:
+        """Call ``callback`` with what this process deletes and, with PostgreSQL, what others delete.
+
+        After every (re)connection of the listener it is called with None, since something may have been missed.
+        """
+        self._callbacks.append(callback)
+        if self._open:
+            self._listen()
+
+    async def _fetch(self, digests: Sequence[bytes]) -> Mapping[bytes, Loaded]:
+        async def work(conn: AsyncConnection) -> Mapping[bytes, Loaded]:
+            return await self._dialect.load(conn, digests)
+
+        return await self._database.read(work)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailable("the store is closed")
+
+    async def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work`` in a task of the store: a cancelled caller leaves, the work and its connection come to an end."""
+        if self._closed:
+            work.close()
+        self._check_open()
+        task = self._tasks.start(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(lambda t: t.cancelled() or t.exception())
+            raise
+
+    def _listen(self) -> None:
+        if self._listener is not None and self._callbacks and not self._closed:
+            self._listener.start()
+
+    def _invalidate(self, digests: Sequence[bytes] | None) -> None:
+        for callback in self._callbacks:
+            callback(digests)
+
+
+async def _delete(conn: AsyncConnection, some: Any) -> int:
+    return (await conn.execute(delete(state).where(state.c.digest.in_(some)))).rowcount
+
+
+def _chunks(digests: Sequence[bytes]) -> list[Sequence[bytes]]:
+    return [digests[i : i + _CHUNK] for i in range(0, len(digests), _CHUNK)]

@@ -1,0 +1,31 @@
+"""Instruments of the OpenTelemetry API: low-cardinality attributes, never an id, a tenant or content (DESIGN.md 11)."""
+
+from __future__ import annotations
+
+from opentelemetry import metrics
+
+__all__ = [
+    "commit_seconds",
+    "commits",
+    "conflicts",
+    "decisions",
+    "hold_seconds",
+    "lookup_seconds",
+    "lookups",
+    "open_streams",
+    "store_errors",
+]
+
+_meter = metrics.get_meter("homeport")
+
+lookups = _meter.create_counter("homeport.lookups", description="Selectors looked up, by source and outcome")
+decisions = _meter.create_counter("homeport.decisions", description="Decisions, by operation and outcome")
+commits = _meter.create_counter("homeport.commits", description="Commits, by outcome")
+conflicts = _meter.create_counter("homeport.conflicts", description="Writes refused because another owner was first")
+store_errors = _meter.create_counter("homeport.store.errors", description="Failed store operations, by operation")
+lookup_seconds = _meter.create_histogram("homeport.lookup.duration", unit="s", description="Time of store lookups")
+commit_seconds = _meter.create_histogram("homeport.commit.duration", unit="s", description="Time of commits")
+hold_seconds = _meter.create_histogram(
+    "homeport.hold.duration", unit="s", description="How long a terminal event waited for its commit"
+)
+open_streams = _meter.create_up_down_counter("homeport.streams.open", description="Streamed responses in progress")
