@@ -1,0 +1,211 @@
+"""The ownership rules of DESIGN.md section 5, as one pure function; stores are held to them by the contract suite."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from homeport.keys import Digests, Keyring, Kind, StateKey, Tenant
+from homeport.records import (
+    Conflict,
+    Entry,
+    Insert,
+    Progress,
+    Record,
+    Remove,
+    Replace,
+    Row,
+    RowState,
+    StaleRevision,
+    UnreadableRecord,
+    Write,
+    decode_record,
+    encode_record,
+    progress_of,
+    settle,
+)
+
+KEY = StateKey(b"k" * 32)
+TENANT = Digests(b"t" * 32)
+
+
+def entry(**changes) -> Entry:
+    base = Entry(KEY, Kind.RESPONSE, b"owner-a", b"record", ttl=100.0, tombstone_ttl=50.0)
+    return dataclasses.replace(base, **changes)
+
+
+def write(*entries: Entry, write_id: bytes = b"w1", exchange: bytes = b"x1", forget=()) -> Write:
+    return Write(write_id, exchange, TENANT, entries, forget)
+
+
+def row(**changes) -> Row:
+    base = Row(KEY.current, b"owner-a", RowState.LIVE, 3, 0, Progress.TERMINAL, b"x0", b"w0", b"record", 80.0)
+    return dataclasses.replace(base, **changes)
+
+
+def settled(stored: Row | None, new: Entry, **kwargs):
+    changes = settle({stored.digest: stored} if stored else {}, write(new, **kwargs))
+    assert len(changes) <= 1
+    return changes[0] if changes else None
+
+
+def test_a_new_key_is_inserted() -> None:
+    assert settled(None, entry()) == Insert(entry())
+
+
+def test_first_owner_wins() -> None:
+    with pytest.raises(Conflict):
+        settled(row(), entry(owner=b"owner-b"))
+
+
+def test_the_same_write_and_the_same_facts_change_nothing() -> None:
+    assert settled(row(write_id=b"w1", owner=b"owner-b"), entry()) is None
+    assert settled(row(), entry()) is None
+
+
+@pytest.mark.parametrize("stored", [Progress.PENDING, Progress.QUEUED, Progress.IN_PROGRESS])
+def test_status_moves_forwards(stored) -> None:
+    change = settled(row(progress=stored), entry(progress=Progress.TERMINAL))
+    assert isinstance(change, Replace)
+    assert (change.revision, change.ttl) == (4, 100.0)
+
+
+@pytest.mark.parametrize("late", [Progress.PENDING, Progress.QUEUED, Progress.IN_PROGRESS, Progress.TERMINAL])
+def test_a_terminal_status_stands(late) -> None:
+    assert settled(row(record=b"cancelled"), entry(progress=late, record=b"completed")) is None
+
+
+def test_status_never_moves_backwards() -> None:
+    assert settled(row(progress=Progress.IN_PROGRESS), entry(progress=Progress.QUEUED)) is None
+
+
+def test_a_newer_generation_of_the_same_owner_starts_again() -> None:
+    change = settled(row(generation=5), entry(generation=6, progress=Progress.PENDING))
+    assert isinstance(change, Replace)
+
+
+def test_a_late_end_of_an_older_generation_is_ignored() -> None:
+    assert settled(row(generation=6, progress=Progress.PENDING), entry(generation=5)) is None
+
+
+def test_an_exchange_may_move_what_it_left_pending_itself() -> None:
+    """§6: a proxy may fall back in mid-stream; the last report before the terminal wins."""
+    stored = row(exchange=b"x1", progress=Progress.PENDING)
+    change = settled(stored, entry(owner=b"owner-b"))
+    assert isinstance(change, Replace)
+    with pytest.raises(Conflict):
+        settled(dataclasses.replace(stored, exchange=b"x0"), entry(owner=b"owner-b"))
+    with pytest.raises(Conflict):
+        settled(dataclasses.replace(stored, progress=Progress.TERMINAL), entry(owner=b"owner-b"))
+
+
+def test_a_conversation_counts_its_turns() -> None:
+    """CASES C8."""
+    change = settled(row(remaining=None), entry(kind=Kind.CONVERSATION, ttl=None))
+    assert isinstance(change, Replace)
+    assert (change.revision, change.ttl) == (4, None)
+
+
+def test_a_stale_revision_fails() -> None:
+    """CASES C2."""
+    with pytest.raises(StaleRevision):
+        settled(row(), entry(kind=Kind.CONVERSATION, expected_revision=2))
+    with pytest.raises(StaleRevision):
+        settled(None, entry(kind=Kind.CONVERSATION, expected_revision=2))
+    assert isinstance(settled(row(), entry(kind=Kind.CONVERSATION, expected_revision=3)), Replace)
+
+
+@pytest.mark.parametrize(("stored", "new", "expected"), [(80.0, 100.0, 100.0), (80.0, None, None)])
+def test_an_alias_lives_as_long_as_its_longest_reason(stored, new, expected) -> None:
+    change = settled(row(remaining=stored), entry(kind=Kind.ITEM, ttl=new))
+    assert isinstance(change, Replace)
+    assert change.ttl == expected
+    assert settled(row(remaining=None), entry(kind=Kind.ITEM, ttl=100.0)) is None
+
+
+def test_an_expired_row_may_be_owned_anew() -> None:
+    assert isinstance(settled(row(state=RowState.EXPIRED), entry(owner=b"owner-b")), Replace)
+
+
+def test_a_late_commit_does_not_bring_back_what_was_deleted() -> None:
+    deleted = row(state=RowState.DELETED, exchange=b"x1", generation=5)
+    assert settled(deleted, entry(generation=5)) is None
+    assert settled(dataclasses.replace(deleted, generation=0), entry()) is None
+    assert isinstance(settled(deleted, entry(generation=6)), Replace)
+
+
+def test_forget_removes_only_what_the_exchange_left_pending() -> None:
+    def forgotten(stored: Row) -> list[object]:
+        return settle({stored.digest: stored}, write(forget=(KEY,)))
+
+    assert forgotten(row(exchange=b"x1", progress=Progress.PENDING)) == [Remove(KEY.current)]
+    assert forgotten(row(exchange=b"x1")) == []
+    assert forgotten(row(exchange=b"x0", progress=Progress.PENDING)) == []
+
+
+def test_an_owner_written_under_an_older_secret_still_owns() -> None:
+    key = StateKey(b"n" * 32, (KEY.current,))
+    with pytest.raises(Conflict):
+        settle({KEY.current: row()}, write(entry(key=key, owner=b"owner-b")))
+    assert settle({KEY.current: row()}, write(entry(key=key))) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [("queued", 1), ("in_progress", 2), ("completed", 3), ("cancelled", 3), (None, 3), ("brand_new", 3)],
+)
+def test_progress(status, expected) -> None:
+    assert progress_of(status) == expected
+
+
+def test_records_are_versioned() -> None:
+    record = Record("a", "f", "completed", background=True)
+    data = encode_record(record)
+    assert decode_record(data) == record
+    for damaged in (b"", b"\x02" + data[1:], data[:-1], b"\x01\xc1"):
+        with pytest.raises(UnreadableRecord):
+            decode_record(damaged)
+
+
+def test_keys_differ_in_every_part() -> None:
+    """§1: (namespace, route, tenant, kind, id), length-prefixed so that parts cannot flow into each other."""
+
+    def key(namespace="n", route="r", fields=(b"t",), kind=Kind.RESPONSE, opaque_id="i", secret=b"s" * 16) -> bytes:
+        ring = Keyring([secret], namespace=namespace, route=route)
+        return ring.state_key(Tenant(fields), kind, opaque_id).current
+
+    variants = [
+        key(),
+        key(namespace="n2"),
+        key(route="r2"),
+        key(fields=(b"t2",)),
+        key(kind=Kind.CONVERSATION),
+        key(opaque_id="i2"),
+        key(opaque_id="I"),
+        key(secret=b"z" * 16),
+        key(namespace="nr", route=""),
+        key(fields=(b"t", b"")),
+        key(fields=(b"", b"t")),
+        key(fields=(b"ti",), opaque_id=""),
+    ]
+    assert len(set(variants)) == len(variants)
+
+
+def test_all_secrets_read_and_the_first_writes() -> None:
+    def ring(*secrets: bytes) -> Keyring:
+        return Keyring(secrets, namespace="n", route="r")
+
+    tenant = Tenant((b"t",))
+    before, rotated = ring(b"old" * 8), ring(b"new" * 8, b"old" * 8)
+    old = before.state_key(tenant, Kind.RESPONSE, "i")
+    new = rotated.state_key(tenant, Kind.RESPONSE, "i")
+    assert new.older == (old.current,)
+    assert new.current != old.current
+    assert before.check_values()[0] in rotated.check_values()
+
+
+def test_a_tenant_has_one_digest_on_all_routes() -> None:
+    one, two = (Keyring([], namespace="n", route=r) for r in ("r1", "r2"))
+    assert one.tenant(Tenant((b"t",))) == two.tenant(Tenant((b"t",)))
+    assert b"t" not in (repr(Tenant((b"secret-t",))) + str(Tenant((b"secret-t",)))).encode().replace(b"Tenant", b"")
