@@ -32,7 +32,7 @@ test: lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 bench: $(STAMP)
-	$(BIN)/python -m tests.benchmarks
+	PYTHONPATH=tests $(BIN)/python -m benchmarks
 
 clean:
 	rm -rf $(VENV)

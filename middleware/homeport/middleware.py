@@ -44,7 +44,7 @@ class ContinuationMiddleware:
     ) -> None:
         self.app = app
         self._settings = settings = settings or Settings()
-        keyring = Keyring(settings.secret_bytes(), namespace=settings.namespace, route=settings.route)
+        keyring = Keyring(settings.secret_bytes, namespace=settings.namespace, route=settings.route)
         if store is None:
             store = make_store(settings.database_url, pool_size=settings.pool_size, listen_url=settings.listen_url)
         self.state = State(store, keyring, settings)

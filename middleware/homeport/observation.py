@@ -46,12 +46,15 @@ class ObservedEvent:
     response: bytes | None = field(default=None, repr=False)
 
 
+_NOTHING = msgspec.Raw()  # a Raw that may be None would take nothing but null
+
+
 class _Item(msgspec.Struct):
     id: str | None = None
     type: str | None = None
     encrypted_content: str | None = None
     container_id: str | None = None
-    environment: msgspec.Raw | None = None
+    environment: msgspec.Raw = _NOTHING
 
 
 class _Object(msgspec.Struct):
@@ -61,7 +64,7 @@ class _Object(msgspec.Struct):
     store: bool | None = None
     background: bool | None = None
     created_at: float | None = None
-    conversation: msgspec.Raw | None = None
+    conversation: msgspec.Raw = _NOTHING
     output: list[_Item] | None = None
     data: list[_Item] | None = None
 
@@ -69,7 +72,7 @@ class _Object(msgspec.Struct):
 class _Event(msgspec.Struct):
     type: str | None = None
     sequence_number: int | None = None
-    response: msgspec.Raw | None = None
+    response: msgspec.Raw = _NOTHING
     item: _Item | None = None
 
 
@@ -106,7 +109,7 @@ def observe_event(event: Event) -> ObservedEvent | None:
     kind = decoded.type or event.name.decode("latin-1")
     if kind not in _CARRIERS:
         return None
-    response = None if decoded.response is None else bytes(decoded.response)
+    response = bytes(decoded.response) or None
     observed = (observe_json(response) if response else None) or Observed()
     if decoded.item is not None:
         _add_item(observed, decoded.item)
@@ -137,9 +140,9 @@ def _add_item(observed: Observed, item: _Item) -> None:
         observed.containers.append(container)
 
 
-def _reference(raw: msgspec.Raw | None) -> str | None:
+def _reference(raw: msgspec.Raw) -> str | None:
     """A conversation as a string or as ``{"id": …}``."""
-    if raw is None:
+    if not raw:
         return None
     value = msgspec.json.decode(raw)
     if isinstance(value, dict):
@@ -147,8 +150,8 @@ def _reference(raw: msgspec.Raw | None) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _member(raw: msgspec.Raw | None, key: str) -> str | None:
-    value: Any = None if raw is None else msgspec.json.decode(raw)
+def _member(raw: msgspec.Raw, key: str) -> str | None:
+    value: Any = msgspec.json.decode(raw) if raw else None
     found = value.get(key) if isinstance(value, dict) else None
     return found if isinstance(found, str) else None
 
@@ -179,8 +182,8 @@ def _lenient(body: bytes | memoryview) -> Observed | None:
     items = found.get("output") or found.get("data")
     for item in items if isinstance(items, list) else ():
         if isinstance(item, dict):
-            names = ("id", "type", "encrypted_content", "container_id")
-            _add_item(observed, _Item(*(_text(item.get(n)) for n in names)))
+            texts = {n: _text(item.get(n)) for n in ("id", "encrypted_content", "container_id")}
+            _add_item(observed, _Item(**texts))
     return observed
 
 

@@ -143,7 +143,6 @@ class Match:
 @dataclass(frozen=True, slots=True)
 class _Reading:
     match: Match
-    ids: tuple[str, ...]  # every opaque segment, checked for what no id may hold
     known: bool  # the API has a path of this shape
 
 
@@ -182,10 +181,7 @@ class OperationMatcher:
             # Unresolved, an unknown tail such as x/../y is nothing that a router would serve.
             if literal is not None and literal.known:
                 reading = _agree(reading, literal)
-        if reading is None:
-            return None
-        _check_ids(reading.ids)
-        return reading.match
+        return None if reading is None else reading.match
 
     def _read(self, method: str, segments: list[str], root: tuple[str, ...]) -> _Reading | None:
         if root and tuple(_bare(s) for s in segments[: len(root)]) == root:
@@ -204,19 +200,19 @@ class OperationMatcher:
 def _read_resource(method: str, resource: str, rest: list[str]) -> _Reading:
     """What ``rest``, the segments after the collection's name, asks for."""
     if not rest:
-        return _Reading(Match(_ROUTES[(resource,)].get(method, Operation.COLLECTION)), (), known=True)
+        return _Reading(Match(_ROUTES[(resource,)].get(method, Operation.COLLECTION)), known=True)
     if (
         resource == "responses"
         and method == "POST"
         and len(rest) == 1
         and (verb := _RESPONSE_VERBS.get(_bare(rest[0])))
     ):
-        return _Reading(Match(verb), (), known=True)
+        return _Reading(Match(verb), known=True)
     shape = _shape(resource, rest)
     methods = _ROUTES.get(shape)
     operation = (methods or {}).get(method, _OTHER[resource])
-    ids = tuple(s for s, word in zip(rest, shape[1:], strict=False) if word == "*")
-    return _Reading(Match(operation, rest[0]), ids, known=methods is not None)
+    _check_ids(s for s, word in zip(rest, shape[1:], strict=False) if word == "*")
+    return _Reading(Match(operation, rest[0]), known=methods is not None)
 
 
 def _shape(resource: str, rest: list[str]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """What is kept for a key, and the rules by which a stored row and a new one become one.
 
-Pure: a store reads the rows that a write names, calls :func:`settle`, and makes the returned changes durable in the same
-transaction. Every store ships the same rules because every store calls this one function (DESIGN.md section 5).
+Pure: a store reads the rows that a write names, calls :func:`settle`, and makes the returned changes durable in the
+same transaction. Every store has the same rules because every store calls this one function (DESIGN.md section 5).
 """
 
 from __future__ import annotations

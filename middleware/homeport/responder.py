@@ -22,7 +22,7 @@ from homeport.exchange import Exchange, exchange_scope
 from homeport.keys import Keyring, Tenant
 from homeport.ledger import Ledger
 from homeport.observation import Observed
-from homeport.operations import Match
+from homeport.operations import Match, Operation
 from homeport.selectors import Inspected, inspect_body, path_selectors
 from homeport.settings import Settings
 from homeport.sse import is_event_stream
@@ -99,7 +99,10 @@ class Responder:
         await self._forward()
 
     async def _prepare(self) -> None:
-        reads_body = self._match.operation.reads_body
+        operation = self._match.operation
+        if operation is Operation.COLLECTION and self._settings.tenant_mode != "single":
+            raise Rejected.because(Reason.UNSUPPORTED_OPERATION)
+        reads_body = operation.reads_body
         host = self._settings.tenant_mode == "host"
         needs_body = reads_body or (not host and self._runtime.tenants.needs_body)
         body = await self._read_body() if needs_body else b""

@@ -121,8 +121,7 @@ class Framer:
             return []
         if self._last == _CR and chunk[0] == _LF:
             scan = 1
-        # What is at ``scan`` starts a line unless the past ended within one; behind the end of an event it always does.
-        starts_line = scan > 0 or self._last in _LINE_ENDS
+        starts_line = self._last in _LINE_ENDS
         self._last = chunk[-1]
 
         return self._cut(chunk, scan, starts_line)

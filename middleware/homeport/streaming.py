@@ -65,24 +65,31 @@ class StreamedAnswer:
         if self._decoder is not None:
             # What was compressed elsewhere is passed on in its own chunks, each held while its events are observed.
             text = self._decoder.feed(chunk) + (self._decoder.finish() if last else b"")
-            for event in (*self._framer.feed(text), *(self._framer.close() if last else ())):
-                await self._observe(event)
+            await self._pass(self._framer.feed(text), emit=False)
+            if last:
+                await self._pass(self._framer.close(), emit=False)
             await self._emit(chunk, last=last)
             return
-        ready = bytearray()
-        events = self._framer.feed(chunk)
+        await self._pass(self._framer.feed(chunk), emit=True)
         if last:
-            events += self._framer.close()
+            await self._pass(self._framer.close(), emit=True)
+            await self._emit(b"", last=True)
+
+    async def _pass(self, events: list[Event], *, emit: bool) -> None:
+        """Handle ``events`` in order; those before a held one go out before it is committed."""
+        ready = bytearray()
         for event in events:
+            if self._finished:
+                return
             found = self._matters(event)
             if found is not None:
-                if ready:
+                if emit and ready:
                     await self._emit(bytes(ready))
                     ready.clear()
                 await self._commit(found)
             ready += event.raw
-        if ready or last:
-            await self._emit(bytes(ready), last=last)
+        if emit and ready:
+            await self._emit(bytes(ready))
 
     def _matters(self, event: Event) -> ObservedEvent | None:
         if event.name:
@@ -93,11 +100,6 @@ class StreamedAnswer:
             self._done_seen = True
             return None
         return observe_event(event)
-
-    async def _observe(self, event: Event) -> None:
-        found = self._matters(event)
-        if found is not None:
-            await self._commit(found)
 
     async def _commit(self, event: ObservedEvent) -> None:
         observed = event.observed

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-__all__ = ["Provider", "Server", "free_port", "run_command", "run_provider", "run_server"]
+__all__ = ["Provider", "Server", "free_port", "read_until_cut", "run_command", "run_provider", "run_server"]
 
 _TESTS = Path(__file__).resolve().parent.parent
 _PROVIDER = "homeport.testing.provider:create_from_env"
@@ -97,6 +97,18 @@ class Server:
     def close(self) -> None:
         self.kill()
         self._output.close()
+
+
+def read_until_cut(method: str, url: str, **keywords: Any) -> bytes:
+    """The body of an answer that must end in the middle: a clean end is a failed test."""
+    got = b""
+    try:
+        with httpx.stream(method, url, **keywords) as answer:
+            for piece in answer.iter_raw():
+                got += piece
+    except httpx.RemoteProtocolError:
+        return got
+    raise AssertionError(f"a clean end after {len(got)} bytes")
 
 
 @contextlib.contextmanager

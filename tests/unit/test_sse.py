@@ -273,6 +273,7 @@ def test_d16_content_type_in_any_case(content_type: bytes, expected: bool) -> No
         ([b"data: x\r\n\r", b"\r"], [b"data: x\r\n\r", b"\r"]),
         ([b"data: x\r\n\r\n\r\n"], [b"data: x\r\n\r\n", b"\r\n"]),
         ([b"data: x\r", b"\r\ndata: y\n\n"], [b"data: x\r\r\n", b"data: y\n\n"]),
+        ([b"data: x\r\r\ndata: y\n\r\n"], [b"data: x\r\r\n", b"data: y\n\r\n"]),
     ],
 )
 def test_a_cr_at_the_end_of_a_chunk_ends_the_event(chunks: list[bytes], raws: list[bytes]) -> None:
@@ -291,7 +292,7 @@ def test_the_second_half_of_a_line_end_waits_for_the_next_event() -> None:
 
 @pytest.mark.parametrize("first_line", [b"data: x\n\n", b"event: e\ndata: x\n\n", b"\ndata: x\n\n", b"\r\rdata: x\r\r"])
 def test_a_byte_order_mark_is_no_part_of_the_first_line(first_line: bytes) -> None:
-    check(BOM + first_line, reference(first_line))
+    check(BOM + first_line + b":\ndata: z\n\n", [*reference(first_line), (b"", b"z")])
 
 
 def test_a_byte_order_mark_elsewhere_is_part_of_its_line() -> None:
@@ -360,6 +361,12 @@ def test_an_event_in_front_of_a_large_one_is_not_lost() -> None:
     assert framer.pending == 0
     with pytest.raises(EventTooLarge):
         framer.feed(b"\n\n")
+
+
+def test_as_much_as_the_limit_may_be_held() -> None:
+    framer = Framer(max_event_bytes=20)
+    assert framer.feed(b"data: 1\n\n" + b"x" * 20) == [Event(b"data: 1\n\n", data=b"1")]
+    assert framer.pending == 20
 
 
 def test_an_endless_line_is_not_buffered() -> None:

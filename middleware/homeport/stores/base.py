@@ -121,7 +121,7 @@ class StateStore(Protocol):
         """Remove every row of ``tenant``, tombstones too, in bounded batches; how many there were."""
 
     async def purge(self, *, limit: int, now: float | None = None) -> int:
-        """Remove at most ``limit`` rows past their tombstone time (``now``: Unix seconds, the store's clock if None)."""
+        """Remove at most ``limit`` rows past their tombstone time; ``now`` in Unix seconds, None for its own clock."""
 
     async def check(self) -> StoreCheck:
         """One round trip that proves the store can be written to."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from homeport.records import Conflict, Row, StaleRevision
 from homeport.stores.base import Committed, StoreUnavailable
@@ -33,7 +34,7 @@ class _Attempt:
     outcomes: Sequence[Committed | Exception]
 
     def stands_in(self, rows: Mapping[bytes, Row]) -> bool:
-        """Whether ``rows``, read later, show that this transaction was committed: it was so as a whole or not at all."""
+        """Whether ``rows``, read later, show that this transaction was committed: all of it was, or nothing."""
         puts = (*self.plan.inserts, *self.plan.updates)
         return any((row := rows.get(p.digest)) is not None and row.write_id == p.write.write_id for p in puts)
 
@@ -53,13 +54,8 @@ class BatchWriter:
         self._database = database
 
     async def run(self, tickets: Sequence[Ticket]) -> None:
-        """Commit ``tickets`` together, or failing that each alone, so that one cannot spoil another."""
-        try:
-            await self._database.ready()
-        except StoreUnavailable as exc:
-            _fail(tickets, exc)
-            return
-        reason: StoreUnavailable = StoreUnavailable("the keys of the write do not come to rest")
+        """Commit ``tickets`` together; what one of them spoils is halved until it spoils only itself."""
+        reason = StoreUnavailable("the keys of the write do not come to rest")
         unknown: _Attempt | None = None
         for patience in _PATIENCE:
             if patience:
@@ -72,28 +68,30 @@ class BatchWriter:
             except _Unknown as exc:
                 unknown, reason = exc.attempt, StoreUnavailable(str(exc))
             except (_Late, KeyAppeared):
-                pass
-            except Fault as exc:
+                continue
+            except StoreUnavailable as exc:
                 reason = exc if unknown is None else reason
-                if exc.kind is FaultKind.REFUSED:
+                verdict = _verdict(exc, waited=patience > 0, unknown=unknown is not None)
+                if verdict is not _Verdict.AGAIN:
                     break
-                if exc.kind is FaultKind.SLOW or (exc.kind is FaultKind.LOST and unknown is None and patience):
-                    _fail(tickets, reason)
-                    return
             else:
                 for ticket, outcome in zip(attempt.tickets, attempt.outcomes, strict=True):
                     ticket.finish(outcome)
                 return
-        if len(tickets) == 1 or unknown is not None:
+        else:
+            verdict = _Verdict.APART
+        if verdict is _Verdict.APART and len(tickets) > 1 and unknown is None:
+            half = len(tickets) // 2
+            await self.run(tickets[:half])
+            await self.run(tickets[half:])
+        else:
             _fail(tickets, reason)
-            return
-        for ticket in tickets:
-            await self.run([ticket])
 
     async def _transaction(self, tickets: Sequence[Ticket], unknown: _Attempt | None) -> _Attempt:
         sealed: _Attempt | None = None
         dialect = self._database.dialect
-        digests = frozenset[bytes]().union(*(t.write.digests for t in tickets))
+        digests = frozenset[bytes]().union(*(t.digests for t in tickets))
+        await self._database.ready()
         try:
             async with self._database.transaction() as conn:
                 rows = await dialect.read(conn, digests)
@@ -111,6 +109,25 @@ class BatchWriter:
                 raise _Unknown(sealed) from None
             raise
         return attempt
+
+
+class _Verdict(Enum):
+    AGAIN = auto()
+    APART = auto()  # one write may be what spoils it for all
+    GIVE_UP = auto()
+
+
+def _verdict(error: StoreUnavailable, *, waited: bool, unknown: bool) -> _Verdict:
+    match error.kind if isinstance(error, Fault) else None:
+        case FaultKind.BUSY:
+            return _Verdict.AGAIN
+        case FaultKind.LOST if unknown or not waited:
+            # Once more at once, since the pool had stale connections; longer only to learn what became of a commit.
+            return _Verdict.AGAIN
+        case FaultKind.REFUSED:
+            return _Verdict.APART
+        case _:
+            return _Verdict.GIVE_UP
 
 
 def _decide(plan: Plan, ticket: Ticket) -> Committed | Exception:

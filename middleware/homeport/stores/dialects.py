@@ -52,7 +52,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def engines(self, url: URL, *, pool_size: int, timeout: float) -> tuple[AsyncEngine, AsyncEngine]:
-        """An engine to write with, whose transactions may be rolled back, and one to read with, without transactions."""
+        """An engine to write with, in transactions, and one to read with, without."""
 
     @abstractmethod
     async def prepare(self, conn: AsyncConnection) -> None:

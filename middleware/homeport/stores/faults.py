@@ -29,6 +29,7 @@ _TEXTS = {
     FaultKind.REFUSED: "the database refused the operation",
 }
 
+_CANCELED = "57014"  # by the server's own statement_timeout
 _BUSY_STATES = frozenset({"40001", "40P01", "55P03"})
 # Connection, authorization, resources, read-only server (a failover), operator intervention.
 _LOST_STATES = ("08", "28", "3D", "53", "25006", "57P", "58")
@@ -53,7 +54,7 @@ def fault(error: BaseException) -> Fault:
 
 
 def _kind(error: BaseException, cause: BaseException, state: str | None) -> FaultKind:
-    if isinstance(error, exc.TimeoutError) or isinstance(cause, TimeoutError):
+    if isinstance(error, exc.TimeoutError) or isinstance(cause, TimeoutError) or state == _CANCELED:
         return FaultKind.SLOW
     if state in _BUSY_STATES:
         return FaultKind.BUSY

@@ -1,6 +1,6 @@
-"""Grouping: concurrent commits share a transaction, concurrent loads share a query (DESIGN.md section 12 has the why).
+"""Grouping: concurrent commits share a transaction, concurrent loads a query (DESIGN.md section 12 has the why).
 
-Nothing here knows a database. The work runs in tasks of the group, so a caller that is cancelled takes only itself away.
+Nothing here knows a database. The work runs in tasks of the store, so a cancelled caller takes only itself away.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ class Ticket:
     Once sealed, the caller waits for the outcome, since "failed" could then be a lie.
     """
 
-    __slots__ = ("_future", "_timer", "finished", "sealed", "write")
+    __slots__ = ("_future", "_timer", "digests", "finished", "sealed", "write")
 
     def __init__(self, write: Write, loop: asyncio.AbstractEventLoop) -> None:
         self.write = write
+        self.digests = write.digests
         self.sealed = False
         self.finished = False  # not the same as a future that is done: a cancelled caller's write goes on
         self._future: asyncio.Future[Committed] = loop.create_future()
@@ -147,7 +148,7 @@ class CommitGroup:
         batch: list[Ticket] = []
         digests = 0
         while self._waiting and len(batch) < self._max_writes:
-            digests += len(self._waiting[0].write.digests)
+            digests += len(self._waiting[0].digests)
             if batch and digests > self._max_digests:
                 break
             batch.append(self._waiting.popleft())

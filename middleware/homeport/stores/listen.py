@@ -28,8 +28,9 @@ class Listener:
     """Listens on a connection of its own, for as long as it takes, and hands every notification to ``deliver``."""
 
     def __init__(self, url: URL, deliver: Callable[[Sequence[bytes] | None], None]) -> None:
-        plain = url.set(drivername="postgresql").difference_update_query(_NOT_FOR_ASYNCPG)
-        self._dsn = plain.render_as_string(hide_password=False)
+        # As the engine connects, so that options in the URL mean the same.
+        plain = url.set(drivername="postgresql+asyncpg").difference_update_query(_NOT_FOR_ASYNCPG)
+        _, self._options = plain.get_dialect()().create_connect_args(plain)
         self._deliver = deliver
         self._task: asyncio.Task[None] | None = None
 
@@ -50,7 +51,7 @@ class Listener:
         failures = 0
         while True:
             with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                connection = await asyncpg.connect(self._dsn, timeout=_TIMEOUT)
+                connection = await asyncpg.connect(**{"timeout": _TIMEOUT, **self._options})
                 failures = 0
                 await self._attend(connection)
             await asyncio.sleep(_BACKOFF[min(failures, len(_BACKOFF) - 1)])

@@ -48,7 +48,8 @@ class SQLStore:
         self._database = Database(parsed, pool_size=pool_size, timeout=operation_timeout)
         self._dialect = self._database.dialect
         self._tasks = Tasks()
-        self._commits = CommitGroup(BatchWriter(self._database).run, self._tasks, writers=self._dialect.writers)
+        writers = min(self._dialect.writers, pool_size)
+        self._commits = CommitGroup(BatchWriter(self._database).run, self._tasks, writers=writers)
         self._loads = LoadGroup(self._fetch, self._tasks)
         self._callbacks: list[Callable[[Sequence[bytes] | None], None]] = []
         self._listener = self._dialect.listener(make_url(listen_url) if listen_url else parsed, self._invalidate)
@@ -149,7 +150,10 @@ class SQLStore:
         return await self._run(self._database.read(work))
 
     async def erase(self, tenant: Digests) -> int:
-        """Remove every row of ``tenant``, tombstones too; how many there were. Not one transaction: call again if it fails."""
+        """Remove every row of ``tenant``, tombstones too; how many there were.
+
+        Many transactions: one that fails leaves the earlier ones done, and the call may be repeated.
+        """
         some = select(state.c.digest).where(state.c.tenant.in_(tenant.all)).limit(_CHUNK).with_for_update()
 
         async def work(conn: AsyncConnection) -> int:
@@ -216,7 +220,7 @@ class SQLStore:
             raise StoreUnavailable("the store is closed")
 
     async def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` in a task of the store: a cancelled caller leaves, the work and its connection come to an end."""
+        """Run ``work`` in a task of the store: when the caller is cancelled, it still comes to its end."""
         if self._closed:
             work.close()
         self._check_open()

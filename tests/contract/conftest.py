@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+from support.postgres import postgres_server, postgres_url
+
+__all__ = ["postgres_server", "postgres_url"]

@@ -1,0 +1,206 @@
+"""The gateway's pure rules: header fields, targets, fingerprints, and who may start it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homeport.settings import Settings
+from homeport.upstreams import Upstream, fingerprint
+from homeport_gateway import serve as serving
+from homeport_gateway.config import (
+    GatewayUpstream,
+    check_no_open_relay,
+    load_upstreams,
+    shuffled,
+    tenant_fields,
+)
+from homeport_gateway.headers import CREDENTIALS, RequestRules, response_fields, sent_keys
+from homeport_gateway.keys import ClientKeys, ClientKeysMiddleware
+from homeport_gateway.targets import BadPath, Targets, names_state
+
+KEYED: dict[str, Any] = {"name": "a", "base_url": "http://h", "api_key_env": "A_KEY"}
+HEADERS_MODE: dict[str, Any] = {
+    "tenant_mode": "headers",
+    "tenant_headers": ("X-Tenant", "x-user"),
+    "tenant_signature_header": "x-signature",
+    "tenant_signing_keys": ("k:" + "s" * 16,),
+    "secrets": ("s" * 16,),
+}
+
+
+# -- header fields
+
+
+def test_hop_by_hop_fields_end_here() -> None:
+    fields = [(b"Connection", b"close, X-Mine"), (b"x-mine", b"1"), (b"Trailer", b"x"), (b"X-Kept", b"1")]
+    assert response_fields(fields) == [(b"x-kept", b"1")]
+    assert RequestRules().apply(fields, identity=False) == [("x-kept", "1")]
+
+
+def test_connection_cannot_remove_what_frames_a_body() -> None:
+    fields = [
+        (b"connection", b"content-length, content-encoding"),
+        (b"content-length", b"1"),
+        (b"content-encoding", b"zstd"),
+    ]
+    assert RequestRules().apply(fields, identity=False) == [("content-length", "1"), ("content-encoding", "zstd")]
+
+
+def test_chunked_wins_over_a_length() -> None:
+    fields = [(b"content-length", b"1"), (b"transfer-encoding", b"chunked")]
+    assert RequestRules().apply(fields, identity=False) == []
+
+
+def test_a_key_is_injected_in_place_of_all_credentials() -> None:
+    fields = [(name.title(), b"client") for name in CREDENTIALS]
+    assert RequestRules(api_key="k").apply(fields, identity=False) == [("authorization", "Bearer k")]
+    assert len(RequestRules().apply(fields, identity=False)) == len(CREDENTIALS)
+
+
+def test_sent_keys_of_every_form() -> None:
+    fields = [(b"Authorization", b"bearer  a"), (b"api-key", b"b"), (b"X-Api-Key", b"c"), (b"cookie", b"d")]
+    assert sent_keys(fields) == {b"a", b"b", b"c"}
+    assert sent_keys([(b"authorization", b"Basic a")]) == {b""}
+
+
+# -- targets
+
+
+@pytest.mark.parametrize(
+    ("base", "path", "query", "expected"),
+    [
+        ("http://h", b"/v1/responses", b"", "http://h/v1/responses"),
+        ("http://h", b"/responses", b"a=%2F", "http://h/v1/responses?a=%2F"),
+        ("http://h", b"/openai/v1/responses", b"", "http://h/v1/responses"),
+        ("http://h/openai", b"/v1/responses", b"", "http://h/openai/v1/responses"),
+        ("http://h", b"/v1/responses/a%2Fb", b"", "http://h/v1/responses/a%2Fb"),
+        ("http://h", b"/v1", b"", "http://h/v1"),
+        ("http://h", b"/v12/x", b"", "http://h/v1/v12/x"),
+        ("http://h", b"/v1/a b#c\xff", b"#", "http://h/v1/a%20b%23c%FF?%23"),
+    ],
+)
+def test_targets(base: str, path: bytes, query: bytes, expected: str) -> None:
+    targets = Targets(Settings().path_prefixes)
+    assert targets.url(base, targets.path(path), query) == expected
+
+
+def test_only_configured_prefixes_are_served() -> None:
+    targets = Targets(["/api"])
+    assert targets.path(b"/api/responses") == b"/responses"
+    assert targets.path(b"/root/api/responses", b"/root") == b"/responses"
+    with pytest.raises(BadPath):
+        targets.path(b"/v1/responses")
+
+
+def test_paths_that_could_name_state() -> None:
+    assert names_state(b"/x/%52esponses;a/y")
+    assert not names_state(b"/models/responses-1")
+
+
+# -- upstreams and the start
+
+
+def test_fingerprints() -> None:
+    def place(**more: Any) -> str:
+        settings = Settings(upstreams=[{"name": "a", "base_url": "http://H:80/v1/", **more}])
+        return load_upstreams(settings, {"A_KEY": "k1", "B_KEY": "k2"})[0].upstream.fingerprint
+
+    assert place() == place(base_url="http://h") == fingerprint("gateway", "http://h")
+    assert place(label="x") == fingerprint("label", "x") == place(label="x", api_key_env="A_KEY")
+    assert len({place(), place(api_key_env="A_KEY"), place(api_key_env="B_KEY")}) == 3
+
+
+def test_upstreams_are_loaded() -> None:
+    (one,) = load_upstreams(
+        Settings(upstreams=[{**KEYED, "models": ["m"], "weight": 2, "paused": True}]), {"A_KEY": "k"}
+    )
+    assert (one.base, one.weight, one.api_key) == ("http://h", 2.0, "k")
+    assert one.upstream.models == {"m"}
+    assert one.upstream.paused
+    assert "k" not in repr(one).split("api_key")[-1]
+    with pytest.raises(ValueError, match="A_KEY"):
+        load_upstreams(Settings(upstreams=[KEYED]), {})
+    with pytest.raises(ValueError, match="HOMEPORT_UPSTREAMS"):
+        load_upstreams(Settings(), {})
+
+
+def test_no_open_relay(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="HOMEPORT_OPEN"):
+        check_no_open_relay(Settings(upstreams=[KEYED]))
+    check_no_open_relay(Settings(upstreams=[KEYED], open=True))
+    check_no_open_relay(Settings(upstreams=[KEYED], client_keys_file=tmp_path / "keys"))
+    check_no_open_relay(Settings(upstreams=[KEYED], **HEADERS_MODE))
+    check_no_open_relay(Settings(upstreams=[{"name": "a", "base_url": "http://h"}]))
+
+
+def test_tenant_fields_stay_here() -> None:
+    assert tenant_fields(Settings(**HEADERS_MODE)) == {b"x-tenant", b"x-user", b"x-signature"}
+    assert tenant_fields(Settings(**HEADERS_MODE, forward_tenant_headers=True)) == frozenset()
+
+
+def test_workers_need_a_common_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOMEPORT_UPSTREAMS", "a=http://h")
+    monkeypatch.setenv("HOMEPORT_DATABASE_URL", "memory://")
+    with pytest.raises(ValueError, match="memory://"):
+        serving.serve(workers=2)
+
+
+def test_weights() -> None:
+    some = [GatewayUpstream(Upstream(n, n), "http://h", weight=w) for n, w in (("a", 1.0), ("b", 3.0))]
+    first = Counter(shuffled(some)[0].upstream.name for _ in range(4000))
+    assert 0.7 < first["b"] / 4000 < 0.8
+
+
+# -- client keys
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def keys_file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "keys"
+    path.write_text(text)
+    return path
+
+
+def test_client_keys(tmp_path: Path) -> None:
+    keys = ClientKeys.load(keys_file(tmp_path, f"# ours\n{digest('one')} # Ann\n\n{digest('two').upper()}\n"))
+    assert keys.allow([(b"authorization", b"Bearer one")])
+    assert keys.allow([(b"x-api-key", b"two"), (b"api-key", b"one")])
+    assert not keys.allow([])
+    assert not keys.allow([(b"authorization", b"Bearer three")])
+    assert not keys.allow([(b"api-key", b"one"), (b"authorization", b"Bearer three")])
+    assert not keys.allow([(b"authorization", b"Basic one")])
+
+
+@pytest.mark.parametrize("text", ["", "# none\n", "one\n", digest("a")[:-2]])
+def test_a_wrong_keys_file(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ValueError, match="client keys file"):
+        ClientKeys.load(keys_file(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "status"), [("/v1/x", b"no", 401), ("/v1/x", b"yes", 200), ("/healthz/live", b"no", 200)]
+)
+async def test_who_has_no_key_goes_no_further(path: str, key: bytes, status: int) -> None:
+    sent: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    gate = ClientKeysMiddleware(app, ClientKeys([hashlib.sha256(b"yes").digest()]))
+    await gate({"type": "http", "path": path, "headers": [(b"api-key", key)]}, None, send)  # type: ignore[arg-type]
+    assert sent[0]["status"] == status
+    if status == 401:
+        assert (b"www-authenticate", b"Bearer") in sent[0]["headers"]
+        assert b'"type": "authentication_error"' in sent[1]["body"]
+        assert b'"code": "invalid_api_key"' in sent[1]["body"]
