@@ -7,9 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from starlette.types import Receive, Scope, Send
 
-from homeport.errors import Reason, Rejected, reject
-from homeport.exchange import Exchange
-from homeport.upstreams import StaticDirectory
+from homeport import Exchange, Reason, Rejected, StaticDirectory, reject
 from homeport_gateway.answers import answer, refuse_websocket, send_json
 from homeport_gateway.config import GatewayUpstream, shuffled
 from homeport_gateway.forward import Died, Forwarder, TimedOut, Unreachable

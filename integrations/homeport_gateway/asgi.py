@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp
 
-from homeport.settings import Settings
+from homeport import ContinuationMiddleware, Settings
 from homeport_gateway.app import GatewayApp
 from homeport_gateway.config import check_no_open_relay, load_upstreams, tenant_fields
 from homeport_gateway.keys import ClientKeys, ClientKeysMiddleware
@@ -22,8 +22,6 @@ def create_app(settings: Settings) -> ASGIApp:
 
     Raises ``ValueError`` for a configuration that would be an open relay, lacks upstreams or keys.
     """
-    from homeport.middleware import ContinuationMiddleware
-
     check_no_open_relay(settings)
     gateway = GatewayApp(
         load_upstreams(settings),

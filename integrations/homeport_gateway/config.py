@@ -8,9 +8,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from homeport.keys import Keyring
-from homeport.settings import Settings
-from homeport.upstreams import Upstream, fingerprint
+from homeport import Keyring, Settings, Upstream, fingerprint
 
 __all__ = ["GatewayUpstream", "check_no_open_relay", "load_upstreams", "shuffled", "tenant_fields"]
 

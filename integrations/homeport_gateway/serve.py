@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uvicorn
 
-from homeport.settings import Settings
+from homeport import Settings
 from homeport_gateway.config import check_no_open_relay, load_upstreams
 from homeport_gateway.keys import ClientKeys
 

@@ -81,7 +81,7 @@ def decide(
     model: str | None,
     policy: MissPolicy,
 ) -> Decision:
-    """Decide one request. ``facts`` holds an entry for every selector; ``model`` is None where the request names none."""
+    """Decide one request. ``facts`` holds an entry for every selector; ``model`` is None if the request names none."""
     owners = {f.fingerprint: f for f in (facts[s] for s in selectors) if isinstance(f, Record)}
     target = _target(owners, upstreams, model)
     for selector in selectors:

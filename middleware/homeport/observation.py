@@ -182,8 +182,9 @@ def _lenient(body: bytes | memoryview) -> Observed | None:
     items = found.get("output") or found.get("data")
     for item in items if isinstance(items, list) else ():
         if isinstance(item, dict):
-            texts = {n: _text(item.get(n)) for n in ("id", "encrypted_content", "container_id")}
-            _add_item(observed, _Item(**texts))
+            found_item = _Item(_text(item.get("id")), encrypted_content=_text(item.get("encrypted_content")))
+            found_item.container_id = _text(item.get("container_id"))
+            _add_item(observed, found_item)
     return observed
 
 

@@ -31,7 +31,9 @@ def unknown_name(name: str, known: Collection[str], *, what: str = "setting") ->
 
     Not written ``NAME:``, which the log redaction of LiteLLM removes.
     """
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    # The prefix that all share would make everything look near.
+    bare = {k.removeprefix(ENV_PREFIX): k for k in known}
+    nearest = [bare[b] for b in difflib.get_close_matches(name.removeprefix(ENV_PREFIX), bare, n=1, cutoff=0.5)]
     return f"the {what} {name} is not known" + (f"; did you mean {nearest[0]}?" if nearest else "")
 
 

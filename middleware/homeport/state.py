@@ -55,6 +55,7 @@ class State:
         self._counts: TTLCache[bytes, int] = TTLCache(maxsize=10_000, ttl=_COUNT_LIFETIME)
         self._epoch = 0  # raised by every invalidation, so that a load in flight does not bring back what it removed
         self._healthy = True
+        self._full_until = 0.0  # a store that said it is full is not asked again for a while
         self._verified = False
         self._opened = False
         self._opening = asyncio.Lock()
@@ -146,6 +147,8 @@ class State:
         """
         if not self._healthy:
             raise StoreUnavailable("the state store is known to be down")
+        if time.monotonic() < self._full_until:
+            raise CapacityExceeded("the store is full")
         limit = self._settings.max_records_per_tenant
         if not limit:
             return
@@ -178,6 +181,8 @@ class State:
             await self._timed("commit", timeout, lambda: self._store.commit(write))
         except Exception as exc:
             telemetry.commits.add(1, {"outcome": type(exc).__name__})
+            if isinstance(exc, CapacityExceeded):
+                self._full_until = time.monotonic() + _COUNT_LIFETIME
             raise
         telemetry.commits.add(1, {"outcome": "committed"})
         telemetry.commit_seconds.record(time.perf_counter() - started)

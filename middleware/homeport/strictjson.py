@@ -2,8 +2,8 @@
 
 A selector that homeport does not see but the app does is a way around the gate, so an object is refused when two JSON
 readers might disagree about it: a key that occurs twice (first wins, last wins), or a known key under another letter
-case (Go's ``encoding/json`` ignores case). Byte order marks, UTF-16, NaN, lone surrogates and trailing bytes are refused
-by msgspec; invalid UTF-8 inside of skipped values is not, hence :func:`check_text`.
+case (Go's ``encoding/json`` ignores case). msgspec refuses byte order marks, UTF-16, NaN, lone surrogates and trailing
+bytes by itself, but not invalid UTF-8 inside of skipped values, hence :func:`check_text`.
 """
 
 from __future__ import annotations

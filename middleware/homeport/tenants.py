@@ -18,10 +18,11 @@ import msgspec
 
 from homeport.errors import Reason, Rejected
 from homeport.keys import Tenant
-from homeport.signatures import InvalidSignature, covers_body, verify
+from homeport.signatures import covers_body, verify
 
 __all__ = ["TenantPolicy", "TenantSettings"]
 
+_OWS = b" \t"  # RFC 9110 section 5.6.3: no part of a value
 _SCOPES = (b"openai-organization", b"openai-project")
 _API_KEYS = (b"api-key", b"x-api-key")
 _BASE64URL = re.compile(rb"[A-Za-z0-9_-]+", re.ASCII)
@@ -117,7 +118,7 @@ class TenantPolicy:
         if self._signature is not None:
             signed = list(zip(self._headers, values, strict=True))
             self._verify(self._signatures(headers), signed, method=method, target=target, body=body, now=now)
-        fields = (field for name, value in zip(self._names, values, strict=True) for field in (name, value.strip()))
+        fields = (field for name, value in zip(self._names, values, strict=True) for field in (name, value.strip(_OWS)))
         return Tenant((b"headers", *fields))
 
     def _values(self, present: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
@@ -126,7 +127,7 @@ class TenantPolicy:
         if len(values) != len(present) or not values.keys() <= set(self._names):
             raise Rejected.because(Reason.TENANT_AMBIGUOUS)
         for value in values.values():
-            if not value.strip() or b"," in value:
+            if not value.strip(_OWS) or b"," in value:
                 raise Rejected.because(Reason.TENANT_AMBIGUOUS)
         if len(values) != len(self._names):
             raise Rejected.because(Reason.TENANT_MISSING)
@@ -169,7 +170,7 @@ class TenantPolicy:
                 body=body,
                 require_body=self._sign_body,
             )
-        except (InvalidSignature, ValueError):
+        except ValueError:  # none, several, or an invalid one
             raise Rejected.because(Reason.TENANT_UNSIGNED) from None
 
 
@@ -185,11 +186,11 @@ def _by_credential(headers: Sequence[tuple[bytes, bytes]], claims: Sequence[str]
         if name == b"authorization":
             secrets.add(_without_scheme(value))
         elif name in _API_KEYS:
-            secrets.add(value.strip())
+            secrets.add(value.strip(_OWS))
         elif name in _SCOPES:
-            if name in scopes or not value.strip() or b"," in value:
+            if name in scopes or not value.strip(_OWS) or b"," in value:
                 raise Rejected.because(Reason.TENANT_AMBIGUOUS)
-            scopes[name] = value.strip()
+            scopes[name] = value.strip(_OWS)
     if not secrets:
         raise Rejected.because(Reason.TENANT_MISSING)
     if len(secrets) > 1:
@@ -203,9 +204,9 @@ def _by_credential(headers: Sequence[tuple[bytes, bytes]], claims: Sequence[str]
 
 
 def _without_scheme(value: bytes) -> bytes:
-    scheme, _, secret = value.strip().partition(b" ")
+    scheme, _, secret = value.strip(_OWS).partition(b" ")
     if secret or scheme.lower() in (b"bearer", b"basic"):
-        return secret.strip()
+        return secret.strip(_OWS)
     return scheme
 
 

@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 
+from support.gateways import EXCHANGE, exchange, run_gateway, until
 from support.servers import Provider, Server, free_port, read_until_cut, run_provider, run_server
 
 

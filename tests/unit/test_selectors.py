@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from homeport.errors import Reason, Rejected
-from homeport.keys import Kind
+from homeport.errors import Rejected
 from homeport.operations import Operation
 from homeport.selectors import Inspected, inspect_body
 

@@ -205,4 +205,3 @@ def all_steps(replicas: Replicas) -> Iterator[tuple[str, Outcome]]:
                 yield name, next(steps)
             except StopIteration:
                 chains.remove(chain)
-

@@ -87,9 +87,7 @@ def _measure(stack: ExitStack, replicas: list[Process], upstreams: Mapping[str, 
     with ExitStack() as own:
         for process in replicas:
             own.enter_context(_running(process))
-        clients = Replicas(
-            [_client(p.url) for p in replicas], {name: _client(p.url) for name, p in upstreams.items()}
-        )
+        clients = Replicas([_client(p.url) for p in replicas], {name: _client(p.url) for name, p in upstreams.items()})
         tally: Tally = {name: Counter() for name in CASES}
         for count, (name, outcome) in enumerate(all_steps(clients), start=1):
             tally[name][outcome] += 1
