@@ -139,6 +139,8 @@ async def test_a_closed_store_says_so(harness: SQLHarness) -> None:
     for call in (harness.store.commit(write(response("r"))), harness.store.load([key("r")]), harness.store.check()):
         with pytest.raises(StoreUnavailable, match="closed"):
             await call
+    await harness.store.open()
+    await harness.store.commit(write(response("r")))
 
 
 async def test_an_unopened_store_works(harness: SQLHarness) -> None:

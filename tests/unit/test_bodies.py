@@ -6,6 +6,7 @@ import random
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from functools import partial
 
 import brotli
 import pytest
@@ -28,7 +29,7 @@ CODINGS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "x-gzip": gzip.compress,
     "deflate": zlib.compress,
-    "br": brotli.compress,
+    "br": partial(brotli.compress, quality=5),
     "zstd": zstandard.compress,
 }
 PACKERS = [*CODINGS.items(), ("deflate", raw_deflate)]

@@ -58,14 +58,14 @@ class SQLStore:
 
     async def open(self) -> None:
         """Make the schema if the database is there; otherwise the next operation will."""
-        self._open = True
+        self._open, self._closed = True, False
         self._listen()
         with contextlib.suppress(StoreUnavailable):
             await self._database.ready()
 
     async def close(self) -> None:
-        """Finish what was accepted, then close every connection. The store cannot be opened again."""
-        self._closed = True
+        """Finish what was accepted, then close every connection; :meth:`open` opens it again."""
+        self._open, self._closed = False, True
         await self._tasks.drain()
         if self._listener is not None:
             await self._listener.stop()

@@ -76,6 +76,14 @@ class OwnershipRules:
             await harness.store.commit(write(conversation("d", b"second"), item("j"), conversation("c", b"second")))
         assert await harness.rows() == 1
 
+    async def test_a_key_that_is_named_twice_has_one_owner(self, harness: StoreHarness) -> None:
+        """First owner wins, within one write too."""
+        with pytest.raises(Conflict):
+            await harness.store.commit(write(response("r", b"first"), response("r", b"second")))
+        assert await harness.rows() == 0
+        await harness.store.commit(write(item("i"), item("i"), response("r")))
+        assert await harness.rows() == 2
+
     async def test_a_conversation_advances_by_one(self, harness: StoreHarness) -> None:
         """An optional expected conversation revision: compare-and-swap at commit."""
         c = key("c", Kind.CONVERSATION)

@@ -1,0 +1,95 @@
+"""PostgreSQL by asyncpg: many machines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import ARRAY, URL, ColumnElement, Double, bindparam, column, func, literal_column, select, update
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from homeport.stores.dialects import COPIED, Dialect, KeyAppeared, parameters
+from homeport.stores.listen import Listener
+from homeport.stores.plan import Put
+from homeport.stores.schema import CHANNEL, LOCK, state
+
+__all__ = ["PostgreSQL"]
+
+
+class PostgreSQL(Dialect):
+    """Two writers; every transaction takes its row locks in the order of the digests."""
+
+    now = literal_column("CAST(extract(epoch FROM clock_timestamp()) AS double precision)", Double)
+    writers = 2
+    max_binds = 100_000  # digests travel as one array
+
+    def __init__(self) -> None:
+        super().__init__()
+        names = ("digest", *COPIED)
+        types = {name: state.c[name].type for name in names} | {"ttl": Double(), "grave": Double()}
+        arrays = (bindparam(f"b_{name}", type_=ARRAY(type_)) for name, type_ in types.items())
+        put = (
+            func.unnest(*arrays)
+            .table_valued(*(column(name, type_) for name, type_ in types.items()))
+            .render_derived(name="put")
+        )
+        # One statement and one set of parameters however large the batch is, so it is prepared once.
+        self._columns = tuple(f"b_{name}" for name in types)
+        times = {"expires_at": self.now + put.c.ttl, "dead_at": self.now + put.c.grave}
+        rows = select(*(put.c[n] for n in names), literal_column("false"), self.now, *times.values())
+        self._insert = (
+            postgresql.insert(state)
+            .from_select([*names, "deleted", "created_at", *times], rows, include_defaults=False)
+            .on_conflict_do_nothing()
+        )
+        self._update = (
+            update(state)
+            .values({name: put.c[name] for name in COPIED} | {"deleted": False} | times)
+            .where(state.c.digest == put.c.digest)
+        )
+
+    def engines(self, url: URL, *, pool_size: int, timeout: float) -> tuple[AsyncEngine, AsyncEngine]:
+        # No pool_pre_ping: it costs three round trips for every transaction. A stale connection is replaced and the
+        # operation is run again instead, which is sound for all of them (see Database).
+        engine = create_async_engine(
+            url,
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=timeout,
+            hide_parameters=True,
+            connect_args={"command_timeout": timeout, "timeout": timeout},
+        )
+        return engine, engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    async def prepare(self, conn: AsyncConnection) -> None:
+        """The lock is taken within the transaction."""
+
+    async def lock(self, conn: AsyncConnection) -> None:
+        await conn.execute(select(func.pg_advisory_xact_lock(LOCK)))
+
+    def among(self, digests: Sequence[bytes]) -> ColumnElement[bool]:
+        return state.c.digest == func.any(bindparam(None, list(digests), type_=ARRAY(state.c.digest.type)))
+
+    async def insert(self, conn: AsyncConnection, puts: Sequence[Put]) -> None:
+        result = await conn.execute(self._insert, self._arrays(puts))
+        if result.rowcount != len(puts):
+            raise KeyAppeared
+
+    async def update(self, conn: AsyncConnection, puts: Sequence[Put]) -> None:
+        await conn.execute(self._update, self._arrays(puts))
+
+    def _arrays(self, puts: Sequence[Put]) -> dict[str, list[Any]]:
+        rows = [parameters(put) for put in puts]
+        return {name: [row[name] for row in rows] for name in self._columns}
+
+    def listener(self, url: URL, deliver: Callable[[Sequence[bytes] | None], None]) -> Listener | None:
+        return Listener(url, deliver)
+
+    async def notify(self, conn: AsyncConnection, payload: str) -> None:
+        await conn.execute(select(func.pg_notify(CHANNEL, payload)))
+
+    async def warnings(self, conn: AsyncConnection) -> tuple[str, ...]:
+        names = ("synchronous_commit", "fsync")
+        values = (await conn.execute(select(*(func.current_setting(n) for n in names)))).one()
+        return tuple(f"{n} is off: a crash can lose owners" for n, v in zip(names, values, strict=True) if v == "off")
