@@ -100,14 +100,17 @@ def _target(
     owners: Mapping[str, Record], upstreams: Mapping[str, Upstream], model: str | None
 ) -> Upstream | Rejection | None:
     """The one upstream that all owners agree on, None if none of them binds."""
-    homes = {f: [u for u in upstreams.values() if u.fingerprint == f] for f in owners}
-    binding = [f for f in owners if not any(u.shared for u in homes[f])]
-    if not binding:
+    places: dict[str, Record] = {}  # by the fingerprint that the place has now
+    for fingerprint, record in owners.items():
+        homes = [u for u in upstreams.values() if u.is_home_of(fingerprint)]
+        if not any(u.shared for u in homes):
+            places.setdefault(homes[0].fingerprint if homes else fingerprint, record)
+    if not places:
         return None
-    if len(binding) > 1:
+    if len(places) > 1:
         return reject(Reason.SELECTOR_CONFLICT)
-    record = owners[binding[0]]
-    home = homes[binding[0]]
+    ((place, record),) = places.items()
+    home = [u for u in upstreams.values() if u.fingerprint == place]
     if not home:
         # A healthy last candidate is no proof of ownership: the record stays, the request does not go anywhere.
         changed = record.upstream in upstreams

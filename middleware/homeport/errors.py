@@ -46,6 +46,8 @@ class Reason(StrEnum):
     CAPACITY_EXCEEDED = "state_capacity_exceeded"
     REQUEST_TOO_LARGE = "request_too_large"
     UNSUPPORTED_ENCODING = "unsupported_encoding"
+    WEBSOCKET_UNSUPPORTED = "websocket_unsupported"
+    UPSTREAM_FAILED = "upstream_failed"
     PIN_VIOLATED = "pin_violated"
     INTEGRATION_FAULT = "integration_fault"
     OWNER_CONFLICT = "owner_conflict"
@@ -147,6 +149,15 @@ _TABLE: Mapping[Reason, _Row] = MappingProxyType(
         Reason.REQUEST_TOO_LARGE: _Row(413, "request_too_large", "The request body is too large to be inspected."),
         Reason.UNSUPPORTED_ENCODING: _Row(
             415, "unsupported_encoding", "The content encoding of the request body is not supported."
+        ),
+        Reason.WEBSOCKET_UNSUPPORTED: _Row(
+            426, "websocket_unsupported", "This gateway serves the Responses API over HTTP only."
+        ),
+        Reason.UPSTREAM_FAILED: _Row(
+            502,
+            "upstream_failed",
+            "The upstream's answer broke off. It may have been generated and paid for, but cannot be shown.",
+            _NO_RETRY,
         ),
         Reason.PIN_VIOLATED: _Row(
             502,

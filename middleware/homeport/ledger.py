@@ -176,6 +176,7 @@ class Ledger:
             progress=Progress.PENDING if short else observed.progress,
             generation=observed.created_at,
             counted=True,
+            former=_former(owner),
         )
 
     def _alias(self, kind: Kind, opaque_id: str, owner: Upstream, *, ttl: float | None, counted: bool = False) -> Entry:
@@ -187,6 +188,7 @@ class Ledger:
             ttl=ttl,
             tombstone_ttl=self._settings.tombstone_ttl,
             counted=counted,
+            former=_former(owner),
         )
 
     def _aliases(self, observed: Observed, owner: Upstream, ttl: float | None) -> list[Entry]:
@@ -214,3 +216,7 @@ class Ledger:
             raise Rejected.because(Reason.CONVERSATION_LOCKED) from None
         except (StoreUnavailable, CapacityExceeded):
             raise Rejected.because(Reason.COMMIT_FAILED) from None
+
+
+def _former(owner: Upstream) -> tuple[bytes, ...]:
+    return tuple(f.encode() for f in owner.former)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from homeport.decisions import MissPolicy
-from homeport.errors import Rejected
+from homeport.errors import Reason, Rejected, reject
 from homeport.keys import Keyring
 from homeport.operations import OperationMatcher
 from homeport.responder import Responder, Runtime
@@ -97,7 +97,7 @@ class ContinuationMiddleware:
         try:
             ours = self._matcher.match("POST", scope["path"], scope.get("raw_path"), scope.get("root_path", ""))
         except Rejected:
-            ours = None
+            pass
         else:
             if ours is None:
                 await self.app(scope, receive, send)
@@ -105,9 +105,9 @@ class ContinuationMiddleware:
         # A socket carries selectors in its frames. Until those are inspected it is refused: 426 makes clients use HTTP.
         await receive()
         if "websocket.http.response" in (scope.get("extensions") or {}):
-            headers = [(b"content-length", b"0"), (b"x-homeport-outcome", b"websocket_unsupported")]
-            await send({"type": "websocket.http.response.start", "status": 426, "headers": headers})
-            await send({"type": "websocket.http.response.body", "body": b""})
+            status, headers, body = reject(Reason.WEBSOCKET_UNSUPPORTED).answer()
+            await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
+            await send({"type": "websocket.http.response.body", "body": body})
         else:
             await send({"type": "websocket.close", "code": 1008, "reason": ""})
 

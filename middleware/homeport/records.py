@@ -107,7 +107,7 @@ def decode_record(data: bytes) -> Record:
 class Entry:
     """One key to be owned.
 
-    ``owner`` is what "first owner wins" compares. ``generation`` is the provider's ``created_at`` (seconds, 0 when not
+    ``owner`` is what "first owner wins" compares; ``former`` are owners that count as the same one. ``generation`` is the provider's ``created_at`` (seconds, 0 when not
     known). ``ttl`` and ``tombstone_ttl`` are seconds; ``ttl=None`` never expires. ``counted`` rows use up capacity.
     """
 
@@ -121,6 +121,10 @@ class Entry:
     generation: int = 0
     expected_revision: int | None = None
     counted: bool = False
+    former: tuple[bytes, ...] = ()
+
+    def has_owner(self, owner: bytes) -> bool:
+        return owner == self.owner or owner in self.former
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +230,12 @@ def _settle_entry(row: Row | None, entry: Entry, write: Write) -> Change | None:
         return Insert(entry)
     if row.write_id == write.write_id:
         return None  # this very write, seen again after an unknown outcome
-    if row.state is RowState.DELETED and row.owner == entry.owner and not _newer_after_delete(row, entry, write):
+    if row.state is RowState.DELETED and entry.has_owner(row.owner) and not _newer_after_delete(row, entry, write):
         return None  # a late commit must not bring back what its owner deleted
     if row.state is not RowState.LIVE:
         return Replace(row.digest, entry, row.revision + 1, entry.ttl)
     own_pending = row.exchange == write.exchange and row.progress is not Progress.TERMINAL
-    if row.owner != entry.owner and not own_pending:
+    if not entry.has_owner(row.owner) and not own_pending:
         raise Conflict
     if entry.expected_revision is not None and entry.expected_revision != row.revision:
         raise StaleRevision

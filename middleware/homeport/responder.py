@@ -100,6 +100,9 @@ class Responder:
 
     async def _prepare(self) -> None:
         operation = self._match.operation
+        if operation is Operation.COLLECTION and any(k == b"upgrade" for k, _ in self._scope["headers"]):
+            # A server without a WebSocket library hands the upgrade on as a GET; 426 makes clients fall back to HTTP.
+            raise Rejected.because(Reason.WEBSOCKET_UNSUPPORTED)
         if operation is Operation.COLLECTION and self._settings.tenant_mode != "single":
             raise Rejected.because(Reason.UNSUPPORTED_OPERATION)
         reads_body = operation.reads_body
@@ -225,6 +228,12 @@ class Responder:
                 raise
             if not self._closed:
                 await self.replace(rejected.rejection)
+        except Exception:
+            if self._answer is not None and not self._started and not self._closed:
+                # The app has answered in part, but it was held: without this the client would see a bare 500 and,
+                # being an SDK, send the request again.
+                await self.replace(reject(Reason.UPSTREAM_FAILED))
+            raise
         finally:
             self._exchange.finish()
             if self._answer is not None:

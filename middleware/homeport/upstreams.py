@@ -22,9 +22,9 @@ def fingerprint(*parts: str) -> str:
 class Upstream:
     """A place that holds Responses state.
 
-    Two upstreams with one ``fingerprint`` share state. ``models`` are the models it serves, None for any. A ``shared``
-    upstream is bound to the tenant but not pinned. ``stateful=False``: keeps no Responses state. ``paused``: keeps its
-    state, takes no requests.
+    Two upstreams with one ``fingerprint`` share state; ``former`` are fingerprints that it had before, under a secret
+    that has been rotated. ``models`` are the models it serves, None for any. A ``shared`` upstream is bound to the
+    tenant but not pinned. ``stateful=False``: keeps no Responses state. ``paused``: keeps its state, takes no requests.
     """
 
     name: str
@@ -33,6 +33,11 @@ class Upstream:
     shared: bool = False
     stateful: bool = True
     paused: bool = False
+    former: tuple[str, ...] = ()
+
+    def is_home_of(self, fingerprint: str) -> bool:
+        """Whether state recorded under ``fingerprint`` is held here."""
+        return fingerprint == self.fingerprint or fingerprint in self.former
 
     def serves(self, model: str | None) -> bool:
         return self.models is None or model is None or model in self.models

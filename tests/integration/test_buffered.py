@@ -449,6 +449,31 @@ async def test_an_app_may_refuse_by_raising() -> None:
     assert (answer.status, answer.code, answer.header("retry-after")) == (503, "upstream_unavailable", "5")
 
 
+async def test_a_held_answer_that_breaks_off_is_told_once() -> None:
+    """CASES D10: no fake end, and no bare 500 that an SDK would repeat at the provider's price."""
+    answers = []
+
+    async def breaking(scope, receive, send):
+        scope["state"]["homeport"].served_by(A)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": b'{"id":"resp_1"', "more_body": True})
+        raise ConnectionResetError
+
+    app = mount(breaking)
+
+    async def catching(scope, receive, send):
+        async def keep(message):
+            answers.append(message)
+
+        with pytest.raises(ConnectionResetError):
+            await app(scope, receive, keep)
+
+    await call(catching, "POST", "/v1/responses", {})
+    assert answers[0]["status"] == 502
+    assert (b"x-should-retry", b"false") in answers[0]["headers"]
+    assert b"resp_1" not in answers[1]["body"]
+
+
 async def test_the_port_to_the_app() -> None:
     """§9: scope and context variable are one exchange; the server's scope and state stay as they were."""
     seen = []

@@ -140,3 +140,11 @@ def test_the_known_owner_is_kept_for_mode_observe() -> None:
     decision = decide([RESPONSE, ITEM], {RESPONSE: of(B), ITEM: Reason.MISSING}, BOTH, model=None, policy=MissPolicy())
     assert isinstance(decision, Reject)
     assert decision.known == B
+
+
+def test_a_place_keeps_its_state_under_a_fingerprint_it_had_before() -> None:
+    """A fingerprint that holds a credential changes when HOMEPORT_SECRETS rotates; the place does not."""
+    rotated = Upstream("b", "fb-new", former=("fb",))
+    assert one(RESPONSE, of(B), {"a": A, "b": rotated}) == Pin(rotated)
+    facts = {RESPONSE: of(B), ITEM: of(rotated)}
+    assert decide([RESPONSE, ITEM], facts, {"a": A, "b": rotated}, model=None, policy=MissPolicy()) == Pin(rotated)

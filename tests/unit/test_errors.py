@@ -33,6 +33,8 @@ TABLE = {
     Reason.CAPACITY_EXCEEDED: (503, "server_error", "state_capacity_exceeded", "false"),
     Reason.REQUEST_TOO_LARGE: (413, "invalid_request_error", "request_too_large", None),
     Reason.UNSUPPORTED_ENCODING: (415, "invalid_request_error", "unsupported_encoding", None),
+    Reason.WEBSOCKET_UNSUPPORTED: (426, "invalid_request_error", "websocket_unsupported", None),
+    Reason.UPSTREAM_FAILED: (502, "server_error", "upstream_failed", "false"),
     Reason.PIN_VIOLATED: (502, "server_error", "pin_violated", "false"),
     Reason.INTEGRATION_FAULT: (500, "server_error", "integration_fault", "false"),
     Reason.OWNER_CONFLICT: (500, "server_error", "owner_conflict", "false"),

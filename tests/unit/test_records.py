@@ -59,6 +59,11 @@ def test_first_owner_wins() -> None:
         settled(row(), entry(owner=b"owner-b"))
 
 
+def test_a_former_name_of_the_owner_is_the_owner() -> None:
+    change = settled(row(), entry(owner=b"owner-a2", former=(b"owner-a",), kind=Kind.CONVERSATION))
+    assert isinstance(change, Replace)
+
+
 def test_the_same_write_and_the_same_facts_change_nothing() -> None:
     assert settled(row(write_id=b"w1", owner=b"owner-b"), entry()) is None
     assert settled(row(), entry()) is None

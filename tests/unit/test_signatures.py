@@ -89,6 +89,7 @@ def test_the_body() -> None:
     # b=1 taken away or added is another signature.
     refused(signed(b"{}").replace(b",b=1", b""), b"{}")
     refused(signed().replace(b",s=", b",b=1,s="), b"{}")
+    refused(signed().replace(b",s=", b",b=1,s="), None, require_body=True)
     assert covers_body(signed(b""))
     assert not covers_body(signed())
     assert not covers_body(b"b=1")
