@@ -46,15 +46,15 @@ def load_upstreams(settings: Settings, environ: Mapping[str, str] = os.environ) 
                 raise ValueError(
                     f"the upstream {entry.name} needs a key in the environment variable {entry.api_key_env}"
                 )
+        former: tuple[str, ...] = ()
         if entry.label is not None:
             place = fingerprint("label", entry.label)
         elif key is not None:
             # Another key may belong to another account, so it makes another place.
-            place = keyring.fingerprint("gateway", entry.base_url, key)
+            place, *older = keyring.fingerprints("gateway", entry.base_url, key)
+            former = tuple(older)
             _logger.warning(
-                "the upstream %s has no label: state it holds now is refused after its key or HOMEPORT_SECRETS is "
-                "rotated",
-                entry.name,
+                "the upstream %s has no label: state it holds now is refused after its key is rotated", entry.name
             )
         else:
             place = fingerprint("gateway", entry.base_url)
@@ -65,6 +65,7 @@ def load_upstreams(settings: Settings, environ: Mapping[str, str] = os.environ) 
             shared=entry.shared,
             stateful=entry.stateful,
             paused=entry.paused,
+            former=former,
         )
         loaded.append(GatewayUpstream(upstream, entry.base_url, entry.weight, key))
     return tuple(loaded)

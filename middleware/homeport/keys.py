@@ -92,10 +92,10 @@ class Keyring:
         message = length_prefixed(_VERSION, b"check", self._namespace)
         return tuple(mac(message) for mac in self._macs)
 
-    def fingerprint(self, *parts: str) -> str:
-        """A fingerprint of ``parts`` that may contain a credential, hex."""
+    def fingerprints(self, *parts: str) -> tuple[str, ...]:
+        """The fingerprint of ``parts``, which may contain a credential, then those it had under older secrets; hex."""
         message = length_prefixed(_VERSION, b"fingerprint", *(p.encode() for p in parts))
-        return self._macs[0](message).hex()
+        return tuple(mac(message).hex() for mac in self._macs)
 
 
 def _hmac(secret: bytes) -> Callable[[bytes], bytes]:

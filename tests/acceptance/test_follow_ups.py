@@ -61,7 +61,9 @@ def test_c3_c6_conversations(cluster: Cluster, name, stream) -> None:
     assert len(owners) == 1
     items = cluster.client(1).conversations.items.list(conversation.id).data
     assert len(items) == 8
-    assert cluster.client(0).conversations.items.retrieve(items[0].id, conversation_id=conversation.id).id == items[0].id
+    assert (
+        cluster.client(0).conversations.items.retrieve(items[0].id, conversation_id=conversation.id).id == items[0].id
+    )
     added = cluster.client(1).conversations.items.create(
         conversation.id, items=[{"type": "message", "role": "user", "content": "added"}]
     )
@@ -162,7 +164,10 @@ def test_input_items_and_delete(cluster: Cluster) -> None:
     first = create(cluster.client(0), input="1")
     listed = cluster.client(1).responses.input_items.list(first.id, order="asc", limit=1)
     assert len(listed.data) == 1
-    assert said(create(cluster.client(0), input=[{"type": "item_reference", "id": listed.data[0].id}]))[0] == said(first)[0]
+    assert (
+        said(create(cluster.client(0), input=[{"type": "item_reference", "id": listed.data[0].id}]))[0]
+        == said(first)[0]
+    )
     cluster.client(1).responses.delete(first.id)
     with pytest.raises(openai.NotFoundError) as caught:
         cluster.client(0).responses.retrieve(first.id)
@@ -224,7 +229,9 @@ def test_a7_a8_the_owners_429_and_503_pass_and_nobody_else_is_asked(cluster: Clu
     first = cluster.on(cluster.a)
     cluster.clear()
     for status, headers in ((429, {"retry-after": "7"}), (503, {})):
-        cluster.a.fault(match="create", status=status, headers=headers, body={"error": {"message": "busy", "code": "x"}})
+        cluster.a.fault(
+            match="create", status=status, headers=headers, body={"error": {"message": "busy", "code": "x"}}
+        )
         with pytest.raises(openai.APIStatusError) as caught:
             create(cluster.client(1), input="2", previous_response_id=first.id)
         assert caught.value.status_code == status

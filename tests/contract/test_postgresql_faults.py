@@ -121,6 +121,20 @@ async def test_a_lost_commit_past_its_deadline_is_not_made_again(harness: SQLHar
     assert (await found(harness.store, C)).revision == 1
 
 
+async def test_a_sealed_commit_is_read_back_past_its_deadline(harness: SQLHarness, commits: Commits) -> None:
+    """An unknown COMMIT outcome is read back by write id: "failed" would be a lie."""
+
+    async def late(conn: AsyncConnection) -> None:
+        await asyncio.sleep(1.1)
+        await commits.lost_after(conn)
+
+    await harness.store.commit(write(conversation("c")))
+    commits.next = [late]
+    deadline = asyncio.get_running_loop().time() + 1
+    assert (await harness.store.commit(write(conversation("c"), deadline=deadline))).revisions == {C.current: 2}
+    assert (await found(harness.store, C)).revision == 2
+
+
 async def test_a_commit_that_cannot_be_read_back_is_no_success(
     postgres_server: EmbeddedPostgres, harness: SQLHarness, commits: Commits
 ) -> None:
@@ -210,6 +224,22 @@ async def test_a_deadlock_is_not_the_callers_business(harness: SQLHarness) -> No
     assert set((await commit).revisions.values()) == {2}
 
 
+async def test_overlapping_writes_do_not_deadlock(harness: SQLHarness) -> None:
+    """Keys sorted: a deadlock would cost a second each, though nobody would be told of it."""
+    stores = (harness.store, await harness.second())
+    await harness.store.commit(write(*(conversation(f"c{n}") for n in range(20))))
+    for round_ in range(10):
+        fresh = [conversation(f"{round_}.{n}") for n in range(30)]
+        known = [conversation(f"c{n}") for n in range(20)]
+        await asyncio.gather(
+            *(store.commit(write(*some)) for store in stores for some in (fresh + known, known[::-1] + fresh[::-1]))
+        )
+    statistics = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+    for store in harness.opened:
+        await store.close()  # a server process reports what it saw at its end
+    assert await harness.scalar(statistics) == 0
+
+
 async def test_a_statement_that_hangs_is_given_up(harness: SQLHarness) -> None:
     """A lookup or commit ends in time; the operation timeout bounds what the caller's own does not."""
     store = await harness.another(operation_timeout=1)
@@ -287,7 +317,7 @@ async def test_nobody_listens_unasked(harness: SQLHarness) -> None:
 
 async def test_two_writers_of_one_new_key(harness: SQLHarness) -> None:
     """Insert or ignore and compare: a key that appears after it was read is read again."""
-    digest = key("r").current
+    digest, second = key("r").current, await harness.second()
     async with harness._engine.connect() as conn:
         await conn.execute(
             text(
@@ -298,7 +328,7 @@ async def test_two_writers_of_one_new_key(harness: SQLHarness) -> None:
             {"d": digest},
         )
         same = asyncio.create_task(harness.store.commit(write(response("r", b"first"), response("s"))))
-        other = asyncio.create_task(harness.store.commit(write(response("r", b"second"), response("t"))))
+        other = asyncio.create_task(second.commit(write(response("r", b"second"), response("t"))))
         await asyncio.sleep(0.2)
         await conn.commit()
     outcomes = await asyncio.gather(same, other, return_exceptions=True)

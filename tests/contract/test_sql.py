@@ -91,7 +91,9 @@ async def test_errors_show_no_parameters(harness: SQLHarness) -> None:
         await harness.store.commit(write(response("r", record=secret.encode())))
     with pytest.raises(StoreUnavailable) as unread:
         await harness.store.load([key("r")])
-    for caught in (refused, failed, unread):
+    with pytest.raises(StoreUnavailable) as uncounted:
+        await harness.store.count(RING.tenant(TENANT))
+    for caught in (refused, failed, unread, uncounted):
         text = "".join(traceback.format_exception(caught.value))
         assert secret not in text
         assert "INSERT" not in str(caught.value)

@@ -94,6 +94,19 @@ def test_a_part_that_ends_on_the_edge_of_a_slice_hides_nothing_behind_it() -> No
     assert refused(data + b"{", b"deflate") is Reason.INVALID_JSON
 
 
+@pytest.mark.parametrize(("name", "pack"), PACKERS)
+def test_output_that_waits_in_a_decoder_is_not_forgotten(name: str, pack: Callable[[bytes], bytes]) -> None:
+    # A decoder that gives 64 KiB at a time may have read all of its input by then.
+    for more in range(300):
+        body = bytes(65536 + more)
+        assert decode_body(pack(body), [name.encode()], limit=LIMIT) == body
+
+
+def test_raw_deflate_that_begins_almost_like_zlib() -> None:
+    stored = b"\x08\x02\x00\xfd\xff{}" + b"\x01\x00\x00\xff\xff"
+    assert decode_body(stored, [b"deflate"], limit=LIMIT) == b"{}"
+
+
 @pytest.mark.parametrize("name", ["gzip", "zstd"])
 @pytest.mark.parametrize("size", [0, 3, 70_000])
 def test_several_members_or_frames(name: str, size: int) -> None:

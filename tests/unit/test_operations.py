@@ -192,6 +192,8 @@ def test_root_path() -> None:
     assert match("GET //api/./v1/responses/r", "/api/") == expected
     assert match("GET /v1/responses/r", "/api") == expected, "some servers leave it out of the path"
     assert match("GET /v1/responses/r", "/v1") == expected
+    whole = OperationMatcher(["/v1"])
+    assert whole.match("GET", "/v1/responses/r", None, "/v1") == expected, "an app may route on the whole path"
     assert match("GET /api/v1/responses/r") is None
     assert match("GET /apiv1/responses/r", "/api") is None
 

@@ -353,7 +353,8 @@ def test_durations(given: object, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["", "x", "5 minutes", "-1", "1e3", ".5", "5.", "٣", "1d2h", "inf", -1, True, None, []]
+    "given",
+    ["", "x", "5 minutes", "-1", "1e3", ".5", "5.", "٣", "1d2h", "inf", -1, float("inf"), float("nan"), True, None, []],
 )
 def test_what_is_no_duration(given: object) -> None:
     with pytest.raises(ValueError):

@@ -104,6 +104,14 @@ class LifetimeRules:
         assert (await found(harness.store, "r")).record == b"new"
         assert (await found(harness.store, "s")).record == b"new"
 
+    async def test_a_tombstone_past_its_time_stops_nobody(self, harness: StoreHarness) -> None:
+        """A tombstone TTL; nothing depends on when the purge comes round."""
+        await harness.store.commit(write(response("r", generation=5)))
+        await harness.store.delete(key("r"), tombstone_ttl=10)
+        await harness.advance(11)
+        await harness.store.commit(write(response("r", record=b"again", generation=5)))
+        assert (await found(harness.store, "r")).record == b"again"
+
     async def test_touch_lengthens_and_never_shortens(self, harness: StoreHarness) -> None:
         """``HOMEPORT_REFRESH_ON_READ=true`` slides it, batched."""
         names = ("short", "long", "forever", "gone", "dead")

@@ -174,6 +174,16 @@ class OwnershipRules:
         await harness.store.commit(write(response(key("s", keyring=after)), keyring=after))
         assert await alone(harness.store, key("s", keyring=before)) == Missing()
 
+    async def test_a_tombstone_does_not_hide_a_live_row_under_another_secret(self, harness: StoreHarness) -> None:
+        """Rotated secrets: lookups, conflict checks and erasure cover all listed secrets."""
+        before, after, both = ring(b"old"), ring(b"new"), ring(b"new", b"old")
+        await harness.store.commit(write(response(key("r", keyring=after), b"gone"), keyring=after))
+        await harness.store.delete(key("r", keyring=after), tombstone_ttl=50)
+        await harness.store.commit(write(response(key("r", keyring=before), b"alive"), keyring=before))
+        assert (await found(harness.store, key("r", keyring=both))).record == b"alive"
+        with pytest.raises(Conflict):
+            await harness.store.commit(write(response(key("r", keyring=both), b"another"), keyring=both))
+
     async def test_older_secrets_still_count_delete_and_erase(self, harness: StoreHarness) -> None:
         """Rotated secrets: lookups, conflict checks and erasure cover all listed secrets; writes use the first."""
         before, after = ring(b"old"), ring(b"new", b"old")
