@@ -40,6 +40,9 @@ class Outlet(Protocol):
     async def final(self, observed: Observed) -> None:
         """Commit what a finished response leaves behind. Raises :class:`Rejected`."""
 
+    def unreadable(self) -> None:
+        """The response cannot be decoded. Raises :class:`Rejected` if it may have made state."""
+
 
 class Answer(Protocol):
     """A strategy for one response; ``start`` and ``body`` get the app's messages in order."""
@@ -136,7 +139,8 @@ class BufferedAnswer:
         try:
             return decode_body(data, encodings, limit=limit)
         except Rejected:
-            return b""  # cannot be observed: passed on unrecorded, like any answer without an id
+            self._outlet.unreadable()
+            return b""
 
     async def _send_body(self) -> None:
         if self._file is not None:

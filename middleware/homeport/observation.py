@@ -5,6 +5,7 @@ Observation never changes a byte, and decodes only the events that can hold a re
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,10 +92,8 @@ def observe_json(body: bytes | memoryview) -> Observed | None:
     """The facts of a JSON response, an item list or a created resource; None if it is not a JSON object."""
     try:
         return _facts(_objects.decode(body))
-    except msgspec.ValidationError:
-        return _lenient(body)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return None
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return _lenient_facts(_lenient(body))
 
 
 def observe_event(event: Event) -> ObservedEvent | None:
@@ -105,7 +104,7 @@ def observe_event(event: Event) -> ObservedEvent | None:
     try:
         decoded = _events.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return None
+        decoded = _lenient_event(_lenient(data))
     kind = decoded.type or event.name.decode("latin-1")
     if kind not in _CARRIERS:
         return None
@@ -160,33 +159,63 @@ def _seconds(value: float | None) -> int:
     return int(value) if value is not None and 0 < value < 1e11 else 0
 
 
-def _lenient(body: bytes | memoryview) -> Observed | None:
-    """Servers differ in the types of what homeport does not need: whatever has an id must still be recorded."""
+def _lenient(body: bytes | memoryview) -> dict[str, Any]:
+    """``body`` as the readers of most clients take it: NaN, lone surrogates and a byte order mark included.
+
+    A response is recorded whenever some client could read its id; only requests are held to one reading.
+    """
     try:
-        found = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        found = json.loads(bytes(body).decode("utf-8-sig", "replace"))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _lenient_facts(found: dict[str, Any]) -> Observed | None:
+    """Servers differ in the types of what homeport does not need: whatever has an id must still be recorded."""
+    if not found:
         return None
-    if not isinstance(found, dict):
-        return None
-    created, conversation = found.get("created_at"), found.get("conversation")
-    reference = conversation.get("id") if isinstance(conversation, dict) else conversation
-    store = found.get("store")
+    created, conversation, store = found.get("created_at"), found.get("conversation"), found.get("store")
     observed = Observed(
         _text(found.get("id")),
         _text(found.get("status")),
         store if isinstance(store, bool) else None,
         found.get("background") is True,
         _seconds(float(created)) if isinstance(created, int | float) else 0,
-        _text(reference),
+        _text(conversation.get("id") if isinstance(conversation, dict) else conversation),
     )
     items = found.get("output") or found.get("data")
     for item in items if isinstance(items, list) else ():
         if isinstance(item, dict):
-            found_item = _Item(_text(item.get("id")), encrypted_content=_text(item.get("encrypted_content")))
-            found_item.container_id = _text(item.get("container_id"))
-            _add_item(observed, found_item)
+            _add_item(observed, _lenient_item(item))
     return observed
 
 
+def _lenient_item(item: dict[str, Any]) -> _Item:
+    return _Item(
+        _text(item.get("id")),
+        encrypted_content=_text(item.get("encrypted_content")),
+        container_id=_text(item.get("container_id")),
+    )
+
+
+def _lenient_event(found: dict[str, Any]) -> _Event:
+    number, response, item = found.get("sequence_number"), found.get("response"), found.get("item")
+    return _Event(
+        _text(found.get("type")),
+        number if isinstance(number, int) else None,
+        # Encoded again for observe_json(); NaN becomes null on the way, which nothing here reads.
+        msgspec.Raw(msgspec.json.encode(response)) if isinstance(response, dict) else _NOTHING,
+        _lenient_item(item) if isinstance(item, dict) else None,
+    )
+
+
 def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
+    """A string with text in it; a lone surrogate could not be sent back, so it names nothing."""
+    if not isinstance(value, str) or not value:
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return None
+    return value

@@ -38,7 +38,9 @@ _logger = logging.getLogger("homeport")
 
 _Write = Callable[[Observed, Upstream], Awaitable[None]]
 
-_INLINE_BYTES = 1 << 20  # larger bodies are read in a thread, so that other streams keep their latency
+# Larger bodies are read in a thread, so that other streams keep their latency.
+_INLINE_BYTES = 1 << 20
+_INLINE_COMPRESSED_BYTES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class Responder:
             raise Rejected.because(Reason.UNSUPPORTED_OPERATION)
         reads_body = operation.reads_body
         host = self._settings.tenant_mode == "host"
-        needs_body = reads_body or (not host and self._runtime.tenants.needs_body)
+        needs_body = reads_body or (not host and self._runtime.tenants.wants_body(self._scope["headers"]))
         body = await self._read_body() if needs_body else b""
         tenant = None if host else self._resolve(body)
         if reads_body:
@@ -154,14 +156,14 @@ class Responder:
         return body
 
     async def _inspect(self, body: bytes) -> None:
-        if len(body) > _INLINE_BYTES:
-            self._request = await asyncio.to_thread(self._inspected, body)
+        encodings = [v for k, v in self._scope["headers"] if k.lower() == b"content-encoding"]
+        if len(body) > (_INLINE_COMPRESSED_BYTES if encodings else _INLINE_BYTES):
+            self._request = await asyncio.to_thread(self._inspected, body, encodings)
         else:
-            self._request = self._inspected(body)
+            self._request = self._inspected(body, encodings)
         self._exchange.model = self._request.model
 
-    def _inspected(self, body: bytes) -> Inspected:
-        encodings = [v for k, v in self._scope["headers"] if k.lower() == b"content-encoding"]
+    def _inspected(self, body: bytes, encodings: list[bytes]) -> Inspected:
         if encodings:
             body = decode_body(body, encodings, limit=self._settings.max_request_bytes)
         found = inspect_body(self._match.operation, body, max_selectors=self._settings.max_selectors)
@@ -393,6 +395,12 @@ class Responder:
             await self._record(ledger.final, observed)
         else:
             await ledger.seen(observed)
+
+    def unreadable(self) -> None:
+        if self._ledger is not None and self._ledger.creates:
+            self._count("unreadable")
+            if self._enforce:
+                raise Rejected.because(Reason.COMMIT_FAILED)
 
     async def _record(self, write: _Write, observed: Observed) -> None:
         if observed.id is None:

@@ -37,13 +37,17 @@ class StreamedAnswer:
         self._next_sequence = 0
         self._done_seen = False
         self._finished = False
+        self._unread = False  # in a coding that homeport does not know
 
     async def start(self, message: Message) -> None:
         self._head = message
         encodings = header_values(message, b"content-encoding")
-        if encodings:
-            self._decoder = StreamDecoder(encodings)
         telemetry.open_streams.add(1)
+        if encodings:
+            try:
+                self._decoder = StreamDecoder(encodings)
+            except ValueError:
+                self._unread = True
 
     async def body(self, message: Message) -> None:
         if self._finished:
@@ -62,9 +66,17 @@ class StreamedAnswer:
             self.close()
 
     async def _forward(self, chunk: bytes, *, last: bool) -> None:
+        if self._unread:
+            self._outlet.unreadable()
+            await self._emit(chunk, last=last)
+            return
         if self._decoder is not None:
             # What was compressed elsewhere is passed on in its own chunks, each held while its events are observed.
-            text = self._decoder.feed(chunk) + (self._decoder.finish() if last else b"")
+            text = b""
+            try:
+                text = self._decoder.feed(chunk) + (self._decoder.finish() if last else b"")
+            except ValueError:
+                self._outlet.unreadable()
             await self._pass(self._framer.feed(text), emit=False)
             if last:
                 await self._pass(self._framer.close(), emit=False)

@@ -103,7 +103,10 @@ def test_the_store_dies_between_the_first_event_and_the_terminal(postgres) -> No
         server = stack.enter_context(run_homeport(slow, postgres.url, commit_timeout="2", lookup_timeout="2"))
         sdk = client(server)
         seen = []
-        with pytest.raises(openai.APIError) as caught, sdk.responses.create(model="m", input="1", stream=True) as events:
+        with (
+            pytest.raises(openai.APIError) as caught,
+            sdk.responses.create(model="m", input="1", stream=True) as events,
+        ):
             for event in events:
                 seen.append(event.type)
                 if event.type == "response.output_text.delta" and seen.count(event.type) == 1:
@@ -201,7 +204,9 @@ def test_an_owner_that_refuses_connections_is_unavailable_and_nobody_else_is_ask
             assert client(server).responses.create(model="m", input="new").output_text.startswith("b:")
 
 
-def test_a_client_that_goes_away_ends_the_work_and_leaves_an_owner(providers: tuple[Provider, Provider], sqlite_url) -> None:
+def test_a_client_that_goes_away_ends_the_work_and_leaves_an_owner(
+    providers: tuple[Provider, Provider], sqlite_url
+) -> None:
     with contextlib.ExitStack() as stack:
         slow = stack.enter_context(run_provider("a", token_delay=0.3))
         server = stack.enter_context(run_homeport({"a": slow}, sqlite_url))

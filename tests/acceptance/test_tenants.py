@@ -40,7 +40,9 @@ def test_b2_b3_the_scope_is_the_credential(cluster: Cluster) -> None:
         {"authorization": "Bearer sk-one", "openai_organization": "o"},
     ):
         foreign = post(cluster.replicas[1], follow, **headers)
-        unknown = post(cluster.replicas[1], {**follow, "previous_response_id": "resp_" + "0" * (len(made) - 5)}, **headers)
+        unknown = post(
+            cluster.replicas[1], {**follow, "previous_response_id": "resp_" + "0" * (len(made) - 5)}, **headers
+        )
         assert foreign.status_code == 400
         assert foreign.content == unknown.content.replace(b"resp_" + b"0" * (len(made) - 5), made.encode())
         skip = ("date",)
@@ -104,12 +106,23 @@ def test_signed_headers_are_trusted_from_anywhere(providers, sqlite_url) -> None
         def signed(age: float = 0, tenant: str = "t", target: str = "/v1/responses", secret: str = SIGNING) -> str:
             now = int(time.time() - age)
             return sign(
-                secret.encode(), "k1", timestamp=now, method="POST", target=target.encode(), headers=[("x-tenant", tenant.encode())]
+                secret.encode(),
+                "k1",
+                timestamp=now,
+                method="POST",
+                target=target.encode(),
+                headers=[("x-tenant", tenant.encode())],
             )
 
         body = {"model": "m", "input": "x"}
         assert post(server, body, x_tenant="t", x_signature=signed()).status_code == 200
-        for wrong in (signed(age=120), signed(tenant="u"), signed(target="/v1/responses?x"), signed(secret="x" * 20), "v1"):
+        for wrong in (
+            signed(age=120),
+            signed(tenant="u"),
+            signed(target="/v1/responses?x"),
+            signed(secret="x" * 20),
+            "v1",
+        ):
             answer = post(server, body, x_tenant="t", x_signature=wrong)
             assert (answer.status_code, answer.headers["x-homeport-outcome"]) == (401, "tenant_unsigned")
         assert post(server, body, x_tenant="t").headers["x-homeport-outcome"] == "tenant_unsigned"
@@ -124,7 +137,9 @@ def test_nothing_in_the_database_the_log_or_the_answers_tells_who_or_what(provid
         trusted_proxies="127.0.0.1",
     ) as server:  # fmt: skip
         tenant, content = "tenant-in-clear", "content in clear"
-        made = post(server, {"model": "m", "input": content}, x_tenant=tenant, authorization="Bearer sk-in-clear").json()
+        made = post(
+            server, {"model": "m", "input": content}, x_tenant=tenant, authorization="Bearer sk-in-clear"
+        ).json()
         conversation = post(server, {}, path="/v1/conversations", x_tenant=tenant).json()["id"]
         post(server, {"model": "m", "input": "x", "conversation": conversation}, x_tenant=tenant)
         post(server, {"model": "m", "input": "x", "previous_response_id": "resp_unknown_in_clear"}, x_tenant=tenant)
@@ -139,7 +154,16 @@ def test_nothing_in_the_database_the_log_or_the_answers_tells_who_or_what(provid
     database.close()
     blob = b"".join(bytes(v) if isinstance(v, bytes) else str(v).encode() for row in rows for v in row)
     raw = b"".join(p.read_bytes() for p in tmp_path.glob("state.db*"))
-    secrets = [tenant, content, made["id"], made["output"][0]["id"], conversation, "unknown_in_clear", "sk-in-clear", SECRET]
+    secrets = [
+        tenant,
+        content,
+        made["id"],
+        made["output"][0]["id"],
+        conversation,
+        "unknown_in_clear",
+        "sk-in-clear",
+        SECRET,
+    ]
     for secret in secrets:
         for place in (dump.encode(), blob, raw, output.encode()):
             assert secret.encode() not in place
@@ -152,7 +176,10 @@ def test_replicas_with_other_secrets_do_not_start(providers, sqlite_url) -> None
     a, b = providers
     with run_homeport({"a": a, "b": b}, sqlite_url, secrets=SECRET):
         pass
-    with pytest.raises(RuntimeError, match="HOMEPORT_SECRETS"), run_homeport({"a": a, "b": b}, sqlite_url, secrets="x" * 32):
+    with (
+        pytest.raises(RuntimeError, match="HOMEPORT_SECRETS"),
+        run_homeport({"a": a, "b": b}, sqlite_url, secrets="x" * 32),
+    ):
         pass
     with run_homeport({"a": a, "b": b}, sqlite_url, secrets=f"{'x' * 32},{SECRET}"):
         pass

@@ -83,6 +83,12 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
+        # Workers are not ours to wait for, and until they are gone they accept connections that nobody will answer.
+        with contextlib.suppress(ProcessLookupError, TimeoutError):
+            deadline = time.monotonic() + 5
+            while time.monotonic() < deadline:
+                os.killpg(self.process.pid, 0)
+                time.sleep(0.01)
 
     def restart(self) -> None:
         """Kill it and start it again on the same port."""

@@ -7,7 +7,8 @@ import contextlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import Double, delete, func, literal, make_url, select, update
+from sqlalchemy import URL, Double, delete, func, literal, make_url, select, update
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from homeport.keys import Digests, StateKey
@@ -44,7 +45,7 @@ class SQLStore:
     def __init__(
         self, url: str, *, pool_size: int = 5, operation_timeout: float = 10.0, listen_url: str | None = None
     ) -> None:
-        parsed = make_url(url)
+        parsed = _parsed(url)
         self._database = Database(parsed, pool_size=pool_size, timeout=operation_timeout)
         self._dialect = self._database.dialect
         self._tasks = Tasks()
@@ -52,7 +53,7 @@ class SQLStore:
         self._commits = CommitGroup(BatchWriter(self._database).run, self._tasks, writers=writers)
         self._loads = LoadGroup(self._fetch, self._tasks)
         self._callbacks: list[Callable[[Sequence[bytes] | None], None]] = []
-        self._listener = self._dialect.listener(make_url(listen_url) if listen_url else parsed, self._invalidate)
+        self._listener = self._dialect.listener(_parsed(listen_url) if listen_url else parsed, self._invalidate)
         self._open = False
         self._closed = False
 
@@ -61,7 +62,7 @@ class SQLStore:
         self._open, self._closed = True, False
         self._listen()
         with contextlib.suppress(StoreUnavailable):
-            await self._database.ready()
+            await self._run(self._database.ready())
 
     async def close(self) -> None:
         """Finish what was accepted, then close every connection; :meth:`open` opens it again."""
@@ -238,6 +239,13 @@ class SQLStore:
     def _invalidate(self, digests: Sequence[bytes] | None) -> None:
         for callback in self._callbacks:
             callback(digests)
+
+
+def _parsed(url: str) -> URL:
+    try:
+        return make_url(url)
+    except ArgumentError:
+        raise ValueError("the database URL cannot be parsed") from None  # nor shown: it may hold a password
 
 
 async def _delete(conn: AsyncConnection, some: Any) -> int:
