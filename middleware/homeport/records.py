@@ -107,8 +107,9 @@ def decode_record(data: bytes) -> Record:
 class Entry:
     """One key to be owned.
 
-    ``owner`` is what "first owner wins" compares; ``former`` are owners that count as the same one. ``generation`` is the provider's ``created_at`` (seconds, 0 when not
-    known). ``ttl`` and ``tombstone_ttl`` are seconds; ``ttl=None`` never expires. ``counted`` rows use up capacity.
+    ``owner`` is what "first owner wins" compares; ``former`` are names that count as the same owner. ``generation`` is
+    the provider's ``created_at`` (seconds, 0 when not known). ``ttl`` and ``tombstone_ttl`` are seconds; ``ttl=None``
+    never expires. ``counted`` rows use up capacity.
     """
 
     key: StateKey

@@ -9,6 +9,7 @@ import re
 import httpx
 import openai
 import pytest
+
 from support.cluster import Cluster, client, run_homeport
 from support.servers import run_provider
 

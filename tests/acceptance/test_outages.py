@@ -12,10 +12,10 @@ import asyncpg
 import httpx
 import openai
 import pytest
-from support.cluster import Cluster, client, run_homeport
-from support.servers import Provider, run_provider
 
 from homeport.testing import EmbeddedPostgres
+from support.cluster import Cluster, client, run_homeport
+from support.servers import Provider, run_provider
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import time
 
 import httpx
 import pytest
-from support.cluster import Cluster, run_homeport
 
 from homeport import sign
+from support.cluster import Cluster, run_homeport
 
 SECRET = "a-secret-of-the-state-store"
 SIGNING = "a-secret-of-the-gateway"

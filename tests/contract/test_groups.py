@@ -10,7 +10,8 @@ import pytest
 from homeport.records import Conflict
 from homeport.stores.base import Committed, Expired, Found, Loaded, Missing, StoreUnavailable
 from homeport.stores.groups import CommitGroup, LoadGroup, Tasks, Ticket
-from homeport.testing.contract.harness import key, response, ring, write
+from homeport.stores.plan import Plan, row_of
+from homeport.testing.contract.harness import conversation, key, response, ring, write
 
 
 class Writer:
@@ -134,6 +135,18 @@ async def test_a_writer_that_breaks_leaves_nobody_waiting() -> None:
         assert [type(outcome) for outcome in outcomes] == [Conflict, StoreUnavailable if broken else Committed]
         broken = False
     await tasks.drain()
+
+
+def test_a_plan_lists_its_rows_in_the_order_of_their_digests() -> None:
+    """Keys sorted: every transaction takes its locks in one order."""
+    stored = {f"c{n}": conversation(f"c{n}") for n in range(40)}
+    first = Plan({})
+    first.add(write(*stored.values()))
+    plan = Plan({put.digest: row_of(put) for put in first.inserts})
+    plan.add(write(*(conversation(f"c{n}") for n in range(80))))
+    for puts in (first.inserts, plan.inserts, plan.updates):
+        assert len(puts) == 40
+        assert [put.digest for put in puts] == sorted(put.digest for put in puts)
 
 
 async def test_loads_that_wait_share_the_next_query() -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import asyncpg
 import openai
 import pytest
-from support.servers import Provider, Server, run_command, run_provider
 
 from homeport.testing import EmbeddedPostgres
+from support.servers import Provider, Server, run_command, run_provider
 
 _clients: dict[tuple[str, str], openai.OpenAI] = {}
 

@@ -12,7 +12,7 @@ from homeport.keys import StateKey
 from homeport.records import Change, Conflict, Entry, Insert, Remove, Replace, Row, RowState, Write, settle
 from homeport.stores.base import Committed
 
-__all__ = ["Plan", "Put"]
+__all__ = ["Plan", "Put", "row_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Plan:
             self._puts.pop(digest, None)
             self._removed.add(digest)
         for digest, put in puts.items():
-            self._rows[digest] = _row(put)
+            self._rows[digest] = row_of(put)
             self._puts[digest] = put
             self._removed.discard(digest)
         if puts or removed:
@@ -104,7 +104,8 @@ def _stage(change: Change, write: Write, puts: dict[bytes, Put], removed: set[by
     puts[put.digest] = put
 
 
-def _row(put: Put) -> Row:
+def row_of(put: Put) -> Row:
+    """The row that ``put`` makes, as ``settle`` will see it."""
     return Row(
         digest=put.digest,
         owner=put.entry.owner,

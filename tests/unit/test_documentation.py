@@ -1,0 +1,67 @@
+"""Documentation and code stay in step."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from homeport import telemetry
+from homeport.errors import _TABLE, Reason
+from homeport.settings import Settings, settings_reference
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def rows(heading: str) -> list[list[str]]:
+    section = README.split(f"## {heading}\n")[1].split("\n## ")[0]
+    table = [line for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table[2:]]
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    expected = [[f"`{name}`", f"`{default}`" if default else "", text] for name, default, text in settings_reference()]
+    assert rows("Settings") == expected
+
+
+def test_the_reference_covers_the_settings_class() -> None:
+    named = {name for name, _, _ in settings_reference()}
+    assert {f"HOMEPORT_{field.upper()}" for field in Settings.model_fields} <= named
+
+
+def test_every_rejection_is_documented() -> None:
+    documented = {cells[0].strip("`"): cells[1:] for cells in rows("Answers of homeport's own")}
+    for reason, row in _TABLE.items():
+        assert documented[reason.value] == [str(row.status), f"`{row.code}`"]
+    for reason in (Reason.MISSING, Reason.EXPIRED, Reason.DELETED):
+        assert f"`{reason.value}`" in README
+
+
+def test_every_metric_is_documented() -> None:
+    source = Path(telemetry.__file__).read_text()
+    names = re.findall(r'"(homeport\.[a-z_.]+)"', source)
+    assert [cells[0].strip("`") for cells in rows("Telemetry")] == names
+
+
+def test_every_command_and_option_is_documented() -> None:
+    from typer.main import get_command
+
+    from homeport.cli import app
+
+    command = get_command(app)
+    for name, sub in command.commands.items():
+        assert f"`homeport {name}`" in README
+        for parameter in sub.params:
+            for option in parameter.opts:
+                if option != "--help":
+                    assert option in README, option
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("README.md")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    if ".venv" in path.parts:
+        return
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        assert "://" in target or (path.parent / target).exists(), target
