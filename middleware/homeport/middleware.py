@@ -90,7 +90,6 @@ class ContinuationMiddleware:
         if match is None:
             await self.app(scope, receive, send)
             return
-        await self.state.ensure_open()
         await Responder(self._runtime, match, scope, receive, send).run()
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -27,7 +27,7 @@ from homeport.selectors import Inspected, inspect_body, path_selectors
 from homeport.settings import Settings
 from homeport.sse import is_event_stream
 from homeport.state import State
-from homeport.stores.base import CapacityExceeded, StoreUnavailable
+from homeport.stores.base import CapacityExceeded, SecretMismatch, StoreUnavailable
 from homeport.streaming import StreamedAnswer
 from homeport.tenants import TenantPolicy
 from homeport.upstreams import Upstream, UpstreamDirectory
@@ -101,6 +101,10 @@ class Responder:
         await self._forward()
 
     async def _prepare(self) -> None:
+        try:
+            await self._runtime.state.ensure_open()
+        except SecretMismatch:
+            raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
         operation = self._match.operation
         if operation is Operation.COLLECTION and any(k == b"upgrade" for k, _ in self._scope["headers"]):
             # A server without a WebSocket library hands the upgrade on as a GET; 426 makes clients fall back to HTTP.

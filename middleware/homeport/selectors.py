@@ -89,7 +89,7 @@ def inspect_body(operation: Operation, body: bytes, *, max_selectors: int) -> In
     )
 
 
-def _references(operation: Operation, top: dict[str, msgspec.Raw]) -> Iterator[Selector]:
+def _references(operation: Operation, top: strictjson.Members) -> Iterator[Selector]:
     if operation in (Operation.CONVERSATION_CREATE, Operation.ITEMS_CREATE):
         yield from _in_items("items", top.get("items"))
         return
@@ -106,35 +106,38 @@ def _references(operation: Operation, top: dict[str, msgspec.Raw]) -> Iterator[S
 
 
 def _conversation_id(raw: msgspec.Raw | None) -> str | None:
-    value = _bytes(raw)
-    if not strictjson.is_object(value):
+    if _kind(raw) != "an object":
         return _id("conversation", raw)
-    found = strictjson.members(value or b"", frozenset({"id"}))
+    found = strictjson.members(raw or b"", frozenset({"id"}))
     if "id" not in found:
         raise _invalid_type("conversation.id", "a string", "nothing")
     return _id("conversation.id", found["id"])
 
 
+def _objects(name: str, raw: msgspec.Raw | None, known: frozenset[str]) -> Iterator[tuple[str, strictjson.Members]]:
+    """The objects of the array ``raw``, each with its name for error messages."""
+    try:
+        for index, element in enumerate(strictjson.array(raw or b"[]", known)):
+            if isinstance(element, dict):
+                yield f"{name}[{index}]", element
+    except strictjson.NotAnObject:
+        raise _invalid_type(name, "an array of objects", "an array of arrays") from None
+
+
 def _in_items(name: str, raw: msgspec.Raw | None) -> Iterator[Selector]:
-    value = _bytes(raw)
-    if strictjson.is_absent(value) or strictjson.is_string(value):
+    if _is_absent(raw) or _kind(raw) == "a string":
         return
-    if not strictjson.is_array(value):
-        raise _invalid_type(name, "an array", _type_name(value))
-    for index, element in enumerate(strictjson.array(value or b"")):
-        item = bytes(element)
-        if strictjson.is_object(item):
-            yield from _in_item(f"{name}[{index}]", item)
-        elif strictjson.is_array(item):
-            raise _invalid_type(f"{name}[{index}]", "an object", "an array")
+    if _kind(raw) != "an array":
+        raise _invalid_type(name, "an array", _kind(raw))
+    for item_name, item in _objects(name, raw, _ITEM):
+        yield from _in_item(item_name, item)
 
 
-def _in_item(name: str, data: bytes) -> Iterator[Selector]:
-    item = strictjson.members(data, _ITEM)
+def _in_item(name: str, item: strictjson.Members) -> Iterator[Selector]:
     item_type = _text_or_none(item.get("type")) or None
-    encrypted = _bytes(item.get("encrypted_content"))
-    if strictjson.is_string(encrypted) and not strictjson.is_absent(encrypted):
-        yield Selector(Kind.ENCRYPTED, _string(encrypted or b""), hard=False)
+    encrypted = _text_or_none(item.get("encrypted_content"))
+    if encrypted:
+        yield Selector(Kind.ENCRYPTED, encrypted, hard=False)
     if _is_pointer(item, item_type):
         item_id = _id(f"{name}.id", item.get("id"))
         if item_id:
@@ -143,43 +146,41 @@ def _in_item(name: str, data: bytes) -> Iterator[Selector]:
         yield Selector(Kind.CONTAINER, container, hard=False)
 
 
-def _is_pointer(item: dict[str, msgspec.Raw], item_type: str | None) -> bool:
+def _is_pointer(item: strictjson.Members, item_type: str | None) -> bool:
     if item_type is None:
         # WIRE.md section 0: the type of an item_reference is optional and nullable.
-        untyped = strictjson.is_absent(_bytes(item.get("type")))
-        return untyped and strictjson.is_absent(_bytes(item.get("role")))
+        return _is_absent(item.get("type")) and _is_absent(item.get("role"))
     if item_type == "item_reference":
         return True
     content = _CONTENT_OF.get(item_type)
-    return content is not None and strictjson.is_absent(_bytes(item.get(content)))
+    return content is not None and _is_absent(item.get(content))
 
 
 def _in_tools(raw: msgspec.Raw | None) -> Iterator[Selector]:
-    value = _bytes(raw)
-    if strictjson.is_absent(value):
+    if _is_absent(raw):
         return
-    if not strictjson.is_array(value):
-        raise _invalid_type("tools", "an array", _type_name(value))
-    for index, element in enumerate(strictjson.array(value or b"")):
-        data = bytes(element)
-        if strictjson.is_object(data):
-            for container in _containers(f"tools[{index}]", strictjson.members(data, _TOOL)):
-                yield Selector(Kind.CONTAINER, container)
+    if _kind(raw) != "an array":
+        raise _invalid_type("tools", "an array", _kind(raw))
+    for name, tool in _objects("tools", raw, _TOOL):
+        for container in _containers(name, tool):
+            yield Selector(Kind.CONTAINER, container)
 
 
-def _containers(name: str, holder: dict[str, msgspec.Raw]) -> Iterator[str]:
+def _containers(name: str, holder: strictjson.Members) -> Iterator[str]:
     """Containers named by ``container``, ``container_id`` or inside of ``environment``."""
     for key in ("container", "container_id", "environment"):
-        value = _bytes(holder.get(key))
-        if strictjson.is_object(value):
-            inner = strictjson.members(value or b"", _NAMED)
+        raw = holder.get(key)
+        if raw is None:
+            continue
+        if _kind(raw) == "an object":
+            inner = strictjson.members(raw, _NAMED)
             candidates = [(f"{name}.{key}.{k}", inner[k]) for k in ("id", "container_id") if k in inner]
-        elif key == "environment" or key not in holder:
+        elif key == "environment":
             continue
         else:
-            candidates = [(f"{name}.{key}", holder[key])]
-        for field_name, raw in candidates:
-            found = _id(field_name, raw)
+            candidates = [(f"{name}.{key}", raw)]
+        for field_name, value in candidates:
+            found = _id(field_name, value)
             if found:
                 yield found
 
@@ -195,53 +196,61 @@ def _bounded(selectors: list[Selector], limit: int) -> tuple[Selector, ...]:
 
 
 def _id(name: str, raw: msgspec.Raw | None) -> str | None:
-    value = _bytes(raw)
-    if value is None or strictjson.is_absent(value):
+    if raw is None or _is_absent(raw):
         return None
-    if not strictjson.is_string(value):
-        raise _invalid_type(name, "a string", _type_name(value))
-    if len(value) > 6 * MAX_ID_BYTES + 2:  # every byte written as a \u escape, and the quotes
+    if _kind(raw) != "a string":
+        raise _invalid_type(name, "a string", _kind(raw))
+    if len(memoryview(raw)) > 6 * MAX_ID_BYTES + 2:  # every byte written as a \u escape, and the quotes
         raise _invalid_value(name)
-    text = _string(value)
+    text = _string(raw)
     if "\0" in text or len(text.encode()) > MAX_ID_BYTES:
         raise _invalid_value(name)
     return text
 
 
-def _string(value: bytes) -> str:
+def _string(raw: msgspec.Raw) -> str:
     try:
-        return msgspec.json.decode(value, type=str)
+        return msgspec.json.decode(raw, type=str)
     except (msgspec.MsgspecError, UnicodeError):
         raise strictjson.Invalid("not a string") from None
 
 
 def _text_or_none(raw: msgspec.Raw | None) -> str | None:
-    value = _bytes(raw)
-    return _string(value) if value is not None and strictjson.is_string(value) else None
+    return _string(raw) if raw is not None and _kind(raw) == "a string" else None
 
 
 def _is_true(raw: msgspec.Raw | None) -> bool:
-    return _bytes(raw) == b"true"
+    return _short(raw) == b"true"
 
 
 def _flag_or_none(raw: msgspec.Raw | None) -> bool | None:
-    return {b"true": True, b"false": False}.get(_bytes(raw) or b"")
+    return {b"true": True, b"false": False}.get(_short(raw))
 
 
-def _bytes(raw: msgspec.Raw | None) -> bytes | None:
-    return None if raw is None else bytes(raw)
+def _is_absent(raw: msgspec.Raw | None) -> bool:
+    """``null`` and the empty string mean the same as no member (DESIGN.md section 3)."""
+    return raw is None or _short(raw) in (b"null", b'""')
 
 
-def _type_name(value: bytes | None) -> str:
-    first = (value or b"n")[:1]
-    return {
-        b"{": "an object",
-        b"[": "an array",
-        b'"': "a string",
-        b"t": "a boolean",
-        b"f": "a boolean",
-        b"n": "null",
-    }.get(first, "a number")
+def _short(raw: msgspec.Raw | None) -> bytes:
+    """The text of a literal; of longer values only the beginning, never a copy of the whole."""
+    return b"" if raw is None else bytes(memoryview(raw)[:8])
+
+
+def _kind(raw: msgspec.Raw | None) -> str:
+    """The type of a value, in the words of OpenAI's error messages."""
+    return _KINDS.get(_short(raw)[:1], "a number")
+
+
+_KINDS = {
+    b"{": "an object",
+    b"[": "an array",
+    b'"': "a string",
+    b"t": "a boolean",
+    b"f": "a boolean",
+    b"n": "null",
+    b"": "nothing",
+}
 
 
 def _invalid_type(name: str, expected: str, got: str) -> Rejected:

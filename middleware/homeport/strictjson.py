@@ -8,29 +8,46 @@ bytes by itself, but not invalid UTF-8 inside of skipped values, hence :func:`ch
 
 from __future__ import annotations
 
-import re
+import threading
 from collections.abc import Set as AbstractSet
+from typing import TypeAlias, cast
 
 import msgspec
 
-__all__ = ["Ambiguous", "Invalid", "array", "check_text", "is_absent", "is_array", "is_object", "is_string", "members"]
+__all__ = ["Ambiguous", "Invalid", "Members", "NotAnObject", "array", "check_text", "members"]
 
 
 class Invalid(ValueError):
     """Not JSON by RFC 8259, or not of the type that was asked for."""
 
 
+class NotAnObject(Invalid):
+    """An array holds another array: a reader may take its elements for items."""
+
+
 class Ambiguous(ValueError):
     """Well-formed, but two readers may see different things."""
 
 
-_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_array = msgspec.json.Decoder(list[msgspec.Raw])
-_SPACE = rb"[ \t\n\r]*"
-_MEMBER = re.compile(rb'%b"(?:[^"\\]|\\.)*"%b:%b' % (_SPACE, _SPACE, _SPACE), re.DOTALL)
-_NEXT = re.compile(rb"%b," % _SPACE)
-_OPEN = re.compile(rb"%b\{" % _SPACE)
-_CLOSE = re.compile(rb"%b\}%b\Z" % (_SPACE, _SPACE))
+class _Key(str):
+    """A key as the decoder reports it: a type of its own, so that its hook is called for every one that occurs."""
+
+    __slots__ = ()
+
+
+Members: TypeAlias = dict[str, msgspec.Raw]
+"""The members of one object, their values undecoded."""
+
+_seen = threading.local()  # large bodies are inspected in threads
+
+
+def _count(_type: type, key: str) -> _Key:
+    _seen.keys += 1
+    return _Key(key)
+
+
+_object = msgspec.json.Decoder(dict[_Key, msgspec.Raw], dec_hook=_count)
+_array = msgspec.json.Decoder(list[dict[_Key, msgspec.Raw] | str | int | float | bool | None], dec_hook=_count)
 
 
 def check_text(data: bytes) -> None:
@@ -43,65 +60,40 @@ def check_text(data: bytes) -> None:
         raise Invalid("not UTF-8") from None
 
 
-def members(data: bytes, known: AbstractSet[str]) -> dict[str, msgspec.Raw]:
-    """The members of the one object in ``data``, their values undecoded.
+def members(data: bytes | msgspec.Raw, known: AbstractSet[str]) -> Members:
+    """The members of the one object in ``data``.
 
     Raises :class:`Invalid` or :class:`Ambiguous`; ``known`` are the keys that matter, in lower case.
     """
+    _seen.keys = 0
     try:
-        found = _object.decode(data)
+        found = cast(Members, _object.decode(data))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         raise Invalid("not a JSON object") from None
-    if not _occurs_once(data, found):
-        raise Ambiguous("a key occurs twice")
-    for key in found:
-        if key not in known and key.casefold() in known:
-            raise Ambiguous("a key differs from a known one in case only")
+    _check([found], known)
     return found
 
 
-def array(data: bytes) -> list[msgspec.Raw]:
-    """The elements of the array in ``data``, undecoded. Raises :class:`Invalid`."""
+def array(data: bytes | msgspec.Raw, known: AbstractSet[str]) -> list[Members | str | float | bool | None]:
+    """The elements of the array in ``data``, objects as their members.
+
+    Raises :class:`NotAnObject` for an array inside of it, else as :func:`members`.
+    """
+    _seen.keys = 0
     try:
-        return _array.decode(data)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        found = cast("list[Members | str | float | bool | None]", _array.decode(data))
+    except msgspec.ValidationError:
+        raise NotAnObject("an array inside of an array") from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise Invalid("not a JSON array") from None
+    _check([element for element in found if isinstance(element, dict)], known)
+    return found
 
 
-def is_string(value: bytes | None) -> bool:
-    return value is not None and value[:1] == b'"'
-
-
-def is_object(value: bytes | None) -> bool:
-    return value is not None and value[:1] == b"{"
-
-
-def is_array(value: bytes | None) -> bool:
-    return value is not None and value[:1] == b"["
-
-
-def is_absent(value: bytes | None) -> bool:
-    """``null`` and the empty string mean the same as no member (DESIGN.md section 3)."""
-    return value is None or value in (b"null", b'""')
-
-
-def _occurs_once(data: bytes, found: dict[str, msgspec.Raw]) -> bool:
-    # The decoder keeps each key at its first place with its last value. Walking the text along that dict therefore
-    # fails, or ends early, exactly if some key occurs twice. One memcmp per value, no second parse.
-    opened = _OPEN.match(data)
-    assert opened is not None
-    position = opened.end()
-    for index, value in enumerate(found.values()):
-        if index:
-            separator = _NEXT.match(data, position)
-            if separator is None:
-                return False
-            position = separator.end()
-        member = _MEMBER.match(data, position)
-        if member is None:
-            return False
-        text = bytes(value)
-        if not data.startswith(text, member.end()):
-            return False
-        position = member.end() + len(text)
-    return _CLOSE.match(data, position) is not None
+def _check(objects: list[Members], known: AbstractSet[str]) -> None:
+    # A repeated key was counted, but is in its dict only once.
+    if sum(map(len, objects)) != _seen.keys:
+        raise Ambiguous("a key occurs twice")
+    for key in set().union(*objects) - known:
+        if key.casefold() in known:
+            raise Ambiguous("a key differs from a known one in case only")

@@ -74,6 +74,20 @@ async def test_by_id_verbs_read_the_store() -> None:
     assert store.loads == 1
 
 
+async def test_a4_a_long_chain_is_never_rebalanced() -> None:
+    """CASES A4: 60 turns, six minutes apart, alternating replicas."""
+    now = [0.0]
+    store = CountingStore(clock=lambda: now[0])
+    scripted = ScriptedApp(*(respond(response(f"resp_{turn}"), by=B) for turn in range(61)))
+    replicas = [mount(scripted, store), mount(scripted, store)]
+    await created(replicas[0])
+    for turn in range(60):
+        now[0] += 360
+        answer = await call(replicas[turn % 2], "POST", "/v1/responses", {"previous_response_id": f"resp_{turn}"})
+        assert answer.status == 200
+    assert [e.pin for e in scripted.exchanges[1:]] == [B] * 60
+
+
 @pytest.mark.parametrize("path", ["/v1/responses", "/responses", "/openai/v1/responses", "/openai/responses"])
 async def test_all_path_forms_are_one_place(path) -> None:
     store = CountingStore()
