@@ -234,10 +234,13 @@ def _settle_entry(row: Row | None, entry: Entry, write: Write) -> Change | None:
     if row.state is RowState.DELETED and entry.has_owner(row.owner) and not _newer_after_delete(row, entry, write):
         return None  # a late commit must not bring back what its owner deleted
     if row.state is not RowState.LIVE:
+        if entry.expected_revision not in (None, 0, row.revision):
+            raise StaleRevision
         return Replace(row.digest, entry, row.revision + 1, entry.ttl)
-    own_pending = row.exchange == write.exchange and row.progress is not Progress.TERMINAL
-    if not entry.has_owner(row.owner) and not own_pending:
-        raise Conflict
+    if not entry.has_owner(row.owner):
+        if row.exchange != write.exchange or row.progress is Progress.TERMINAL:
+            raise Conflict
+        return Replace(row.digest, entry, row.revision + 1, entry.ttl)  # it moved in the middle of its own exchange
     if entry.expected_revision is not None and entry.expected_revision != row.revision:
         raise StaleRevision
     if entry.kind is Kind.CONVERSATION:

@@ -99,6 +99,10 @@ def test_an_exchange_may_move_what_it_left_pending_itself() -> None:
     stored = row(exchange=b"x1", progress=Progress.PENDING)
     change = settled(stored, entry(owner=b"owner-b"))
     assert isinstance(change, Replace)
+    again = settled(
+        dataclasses.replace(stored, progress=Progress.IN_PROGRESS), entry(owner=b"b", progress=Progress.PENDING)
+    )
+    assert isinstance(again, Replace)  # the last report counts, however far the first one had come
     with pytest.raises(Conflict):
         settled(dataclasses.replace(stored, exchange=b"x0"), entry(owner=b"owner-b"))
     with pytest.raises(Conflict):
@@ -118,6 +122,8 @@ def test_a_stale_revision_fails() -> None:
         settled(row(), entry(kind=Kind.CONVERSATION, expected_revision=2))
     with pytest.raises(StaleRevision):
         settled(None, entry(kind=Kind.CONVERSATION, expected_revision=2))
+    with pytest.raises(StaleRevision):
+        settled(row(state=RowState.EXPIRED), entry(kind=Kind.CONVERSATION, expected_revision=2))
     assert isinstance(settled(row(), entry(kind=Kind.CONVERSATION, expected_revision=3)), Replace)
 
 

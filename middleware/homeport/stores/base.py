@@ -124,7 +124,10 @@ class StateStore(Protocol):
         """Remove at most ``limit`` rows past their tombstone time; ``now`` in Unix seconds, None for its own clock."""
 
     async def check(self) -> StoreCheck:
-        """One round trip that proves the store can be written to."""
+        """One transaction that proves the store can be written to."""
 
     def on_invalidate(self, callback: Callable[[Sequence[bytes] | None], None]) -> None:
-        """Call ``callback`` with the digests deleted or erased by any replica, None for "anything"; best effort."""
+        """Call ``callback`` with the digests deleted or erased by any replica; best effort.
+
+        None stands for "anything": an erasure, or a listener that has (re)connected and may have missed something.
+        """
