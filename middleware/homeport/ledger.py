@@ -170,7 +170,9 @@ class Ledger:
             key,
             Kind.RESPONSE,
             owner.fingerprint.encode(),
-            encode_record(Record(owner.name, owner.fingerprint, observed.status, background)),
+            encode_record(
+                Record(owner.name, owner.fingerprint, observed.status, background, 0.0 if short else self._settings.ttl)
+            ),
             ttl=self._settings.pending_ttl if short else self._settings.ttl,
             tombstone_ttl=self._settings.tombstone_ttl,
             progress=Progress.PENDING if short else observed.progress,
@@ -184,7 +186,7 @@ class Ledger:
             self.key(kind, opaque_id),
             kind,
             owner.fingerprint.encode(),
-            encode_record(Record(owner.name, owner.fingerprint)),
+            encode_record(Record(owner.name, owner.fingerprint, ttl=ttl or 0.0)),
             ttl=ttl,
             tombstone_ttl=self._settings.tombstone_ttl,
             counted=counted,

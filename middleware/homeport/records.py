@@ -72,12 +72,16 @@ def progress_of(status: str | None) -> Progress:
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The opaque part of a row. Fields are only ever added, with defaults, so older replicas can read newer rows."""
+    """The opaque part of a row. Fields are only ever added, with defaults, so older replicas can read newer rows.
+
+    ``ttl`` is the life in seconds that a read may give it again (``HOMEPORT_REFRESH_ON_READ``), 0 for none.
+    """
 
     upstream: str
     fingerprint: str
     status: str | None = None
     background: bool = False
+    ttl: float = 0.0
 
 
 _RECORD_VERSION = 1

@@ -38,6 +38,7 @@ _T = TypeVar("_T")
 _logger = logging.getLogger("homeport.state")
 
 _PROBE_INTERVAL = 1.0
+_TOUCH_DELAY = 0.5  # seconds in which reads that prolong a life are collected
 _COUNT_LIFETIME = 5.0  # seconds for which a tenant's count is believed; the overshoot it allows is bounded and harmless
 
 
@@ -59,6 +60,7 @@ class State:
         self._verified = False
         self._opened = False
         self._opening = asyncio.Lock()
+        self._touches: dict[float, set[StateKey]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._probe: asyncio.Task[None] | None = None
         store.on_invalidate(self._invalidate)
@@ -131,8 +133,7 @@ class State:
                 telemetry.lookups.add(1, {"source": "store", "outcome": outcome})
                 if isinstance(fact, Record) and isinstance(result, Found) and epoch == self._epoch:
                     self._remember(key, fact, result.remaining)
-            if self._settings.refresh_on_read:
-                self._background(self._refresh(missing))
+                    self._refresh(key, fact.ttl, result.remaining)
         return [facts[k] for k in keys]
 
     def knows(self, key: StateKey) -> bool:
@@ -200,10 +201,21 @@ class State:
         await self._timed("delete", self._settings.commit_timeout, lambda: self._store.delete(key, tombstone_ttl=ttl))
         self._invalidate([key.current])
 
-    async def _refresh(self, keys: Sequence[StateKey]) -> None:
+    def _refresh(self, key: StateKey, ttl: float, remaining: float | None) -> None:
+        """Let a row that is used live on: batched, and at most once per tenth of its life."""
+        if not self._settings.refresh_on_read or remaining is None or remaining > ttl * 0.9:
+            return
+        if not self._touches:
+            self._background(self._touch())
+        self._touches.setdefault(ttl, set()).add(key)
+
+    async def _touch(self) -> None:
+        await asyncio.sleep(_TOUCH_DELAY)
+        touches, self._touches = self._touches, {}
         # Best effort: a refresh that fails costs a shorter life, never an answer.
         with contextlib.suppress(StoreUnavailable):
-            await self._store.touch(keys, ttl=self._settings.ttl)
+            for ttl, keys in touches.items():
+                await self._store.touch(list(keys), ttl=ttl)
 
     async def _verify(self) -> None:
         namespace = self._settings.namespace

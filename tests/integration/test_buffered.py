@@ -438,6 +438,31 @@ async def test_expiry_is_told_from_missing() -> None:
     assert answer.outcome == "missing"
 
 
+async def test_use_prolongs_life_where_asked_for() -> None:
+    """FEATURES 53; §5: HOMEPORT_REFRESH_ON_READ, at most once per tenth of the TTL, batched."""
+    for refresh, expected in ((True, 200), (False, 400)):
+        now = [0.0]
+        touched = []
+
+        class Touched(CountingStore):
+            async def touch(self, keys, *, ttl, into=touched):
+                into.append((len(keys), ttl))
+                await super().touch(keys, ttl=ttl)
+
+        store = Touched(clock=lambda now=now: now[0])
+        scripted = ScriptedApp(*(respond(response(f"resp_{i}"), by=B) for i in range(8)))
+        app = mount(scripted, store, ttl=100, cache_ttl=0, refresh_on_read=refresh)
+        await created(app)
+        for moment in (5, 60, 60):
+            now[0] = moment
+            assert (await call(app, "POST", "/v1/responses", {"previous_response_id": "resp_0"})).status == 200
+        await asyncio.sleep(0.7)
+        assert touched == ([(1, 100.0)] if refresh else [])
+        now[0] = 130
+        assert (await call(app, "POST", "/v1/responses", {"previous_response_id": "resp_0"})).status == expected
+        await app.state.close()
+
+
 async def test_background_is_owned_in_full_before_the_reply() -> None:
     """§6; CASES E1: polls go to the owner, a later status is recorded."""
     now = [0.0]
