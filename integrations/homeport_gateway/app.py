@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from starlette.types import Receive, Scope, Send
 
-from homeport import Exchange, Reason, Rejected, StaticDirectory, reject
-from homeport_gateway.answers import answer, refuse_websocket, send_json
+from homeport import Exchange, Reason, Rejected, Settings, StaticDirectory, reject
+from homeport_gateway.answers import refuse, refuse_websocket, send_json
 from homeport_gateway.config import GatewayUpstream, shuffled
 from homeport_gateway.forward import Died, Forwarder, TimedOut, Unreachable
 from homeport_gateway.headers import RequestRules
@@ -17,7 +17,6 @@ from homeport_gateway.targets import BadPath, Targets, names_state
 
 __all__ = ["GatewayApp"]
 
-DEFAULT_PREFIXES = ("", "/v1", "/openai", "/openai/v1")
 PEEK_BYTES = 8 << 20
 """How much of a body is read to find its model, where nobody has inspected it."""
 
@@ -27,7 +26,8 @@ class GatewayApp:
 
     Timeouts are in seconds. ``stripped`` are header fields that do not go upstream. ``gated`` says that the middleware
     stands in front: a path that could name state, but carries no exchange, is then refused. ``ready`` is asked by
-    ``/healthz/ready``.
+    ``/healthz/ready``. ``retryable_status`` is the setting ``HOMEPORT_RETRYABLE_STATUS``, for answers of the gateway's
+    own outside of any exchange.
     """
 
     def __init__(
@@ -37,9 +37,10 @@ class GatewayApp:
         connect_timeout: float = 5.0,
         read_timeout: float = 600.0,
         stripped: Iterable[bytes] = (),
-        prefixes: Iterable[str] = DEFAULT_PREFIXES,
+        prefixes: Iterable[str] = Settings.model_fields["path_prefixes"].default,
         gated: bool = False,
         ready: Callable[[], Awaitable[bool]] | None = None,
+        retryable_status: int | None = None,
     ) -> None:
         self.directory = StaticDirectory(u.upstream for u in upstreams)
         self.ready = ready
@@ -49,15 +50,16 @@ class GatewayApp:
         self._forwarder = Forwarder(connect_timeout=connect_timeout, read_timeout=read_timeout)
         self._targets = Targets(prefixes)
         self._gated = gated
+        self._retryable_status = retryable_status
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:
             case "http" if scope["path"].startswith("/healthz/"):
-                await self._health(scope["path"], send)
+                await self._health(scope, send)
             case "http":
                 await self._http(scope, receive, send)
             case "websocket":
-                await refuse_websocket(scope, receive, send, 426)  # clients then use HTTP
+                await refuse_websocket(scope, receive, send, reject(Reason.WEBSOCKET_UNSUPPORTED))
             case "lifespan":
                 await self._lifespan(receive, send)
 
@@ -75,28 +77,27 @@ class GatewayApp:
         await self.aclose()
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _health(self, path: str, send: Send) -> None:
-        match path:
+    async def _health(self, scope: Scope, send: Send) -> None:
+        match scope["path"]:
             case "/healthz/live":
                 await send_json(send, 200, {"status": "ok"})
             case "/healthz/ready":
                 ready = self.ready is None or await self.ready()
                 await send_json(send, 200 if ready else 503, {"status": "ok" if ready else "unavailable"})
             case _:
-                await answer(send, 404, "No such health check.", code=None)
+                await self._refuse(scope, send, Rejected.because(Reason.UNKNOWN_URL))
+
+    async def _refuse(self, scope: Scope, send: Send, rejected: Rejected) -> None:
+        await refuse(send, rejected.rejection, method=scope["method"], retryable_status=self._retryable_status)
 
     # -- what is
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange | None = (scope.get("state") or {}).get("homeport")
         raw_path = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogateescape")
-        try:
-            path = self._targets.path(raw_path, scope.get("root_path", "").encode())
-        except BadPath:
-            await answer(send, 404, "Invalid URL.", code=None)
-            return
         inbound = Inbound(scope, receive)
         try:
+            path = self._path(raw_path, scope.get("root_path", ""))
             if exchange is None and self._gated and scope["method"] != "OPTIONS" and names_state(path):
                 raise Rejected.because(Reason.UNSUPPORTED_OPERATION)
             await self._serve(scope, path, exchange, inbound, send)
@@ -105,36 +106,37 @@ class GatewayApp:
         except Rejected as rejected:
             if exchange is not None:
                 raise
-            status, fields, body = rejected.rejection.answer(method=scope["method"])
-            await send({"type": "http.response.start", "status": status, "headers": fields})
-            await send({"type": "http.response.body", "body": body, "more_body": False})
+            await self._refuse(scope, send, rejected)
         finally:
             inbound.close()
+
+    def _path(self, raw_path: bytes, root_path: str) -> bytes:
+        try:
+            return self._targets.path(raw_path, root_path.encode())
+        except BadPath:
+            raise Rejected.because(Reason.UNKNOWN_URL) from None
 
     async def _serve(self, scope: Scope, path: bytes, exchange: Exchange | None, inbound: Inbound, send: Send) -> None:
         model = await self._model(scope, inbound) if exchange is None else exchange.model
         candidates = self._candidates(exchange, model)
         if not candidates:
-            text = f"The model '{model}' does not exist or you do not have access to it."
-            await answer(send, 404, text, code="model_not_found")
-            return
+            named = f"The model '{model}' does not exist or you do not have access to it."
+            raise Rejected(reject(Reason.MODEL_NOT_FOUND, message=named if model is not None else None))
         for candidate in candidates:
             try:
                 fields = self._rules[candidate.upstream.name].apply(scope["headers"], identity=exchange is not None)
             except UnicodeDecodeError:
-                await answer(send, 400, "A header field of the request is not UTF-8.", code="invalid_header")
-                return
+                raise Rejected.because(Reason.INVALID_HEADER) from None
             url = self._targets.url(candidate.base, path, scope["query_string"])
             try:
                 response = await self._forwarder.request(scope["method"], url, fields, inbound)
             except Unreachable:
                 continue  # it saw nothing; a pinned request has no other candidate
             except TimedOut:
-                await answer(send, 504, "The upstream did not answer in time.", code="upstream_timeout")
-                return
+                raise Rejected.because(Reason.UPSTREAM_TIMEOUT) from None
             except Died:
-                await answer(send, 502, "The upstream failed before it answered.", code="upstream_error")
-                return
+                text = "The upstream failed before it answered. It may have acted on the request."
+                raise Rejected(reject(Reason.UPSTREAM_FAILED, message=text)) from None
             if exchange is not None:
                 exchange.served_by(candidate.upstream)
             try:

@@ -6,7 +6,7 @@ from starlette.types import ASGIApp
 
 from homeport import ContinuationMiddleware, Settings
 from homeport_gateway.app import GatewayApp
-from homeport_gateway.config import check_no_open_relay, load_upstreams, tenant_fields
+from homeport_gateway.config import check_settings, load_upstreams, tenant_fields
 from homeport_gateway.keys import ClientKeys, ClientKeysMiddleware
 
 __all__ = ["create", "create_app"]
@@ -20,9 +20,10 @@ def create() -> ASGIApp:
 def create_app(settings: Settings) -> ASGIApp:
     """Client keys, if there are any, then homeport, then the proxy.
 
-    Raises ``ValueError`` for a configuration that would be an open relay, lacks upstreams or keys.
+    Raises ``ValueError`` for a configuration that would be an open relay, lacks upstreams or keys, or leaves the tenant
+    to an application.
     """
-    check_no_open_relay(settings)
+    check_settings(settings)
     gateway = GatewayApp(
         load_upstreams(settings),
         connect_timeout=settings.upstream_connect_timeout,
@@ -30,6 +31,7 @@ def create_app(settings: Settings) -> ASGIApp:
         stripped=tenant_fields(settings),
         prefixes=settings.path_prefixes,
         gated=True,
+        retryable_status=settings.retryable_status,
     )
     middleware = ContinuationMiddleware(gateway, settings=settings, upstreams=gateway.directory)
     gateway.ready = middleware.state.ready

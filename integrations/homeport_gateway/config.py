@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from homeport import Keyring, Settings, Upstream, fingerprint
 
-__all__ = ["GatewayUpstream", "check_no_open_relay", "load_upstreams", "shuffled", "tenant_fields"]
+__all__ = ["GatewayUpstream", "check_no_open_relay", "check_settings", "load_upstreams", "shuffled", "tenant_fields"]
 
 _logger = logging.getLogger("homeport.gateway")
 
@@ -69,6 +69,16 @@ def load_upstreams(settings: Settings, environ: Mapping[str, str] = os.environ) 
         )
         loaded.append(GatewayUpstream(upstream, entry.base_url, entry.weight, key))
     return tuple(loaded)
+
+
+def check_settings(settings: Settings) -> None:
+    """Raises ``ValueError`` for settings with which the gateway does not start."""
+    if settings.tenant_mode == "host":
+        raise ValueError(
+            "HOMEPORT_TENANT_MODE=host is for applications that call exchange.admit(), which the gateway does not do: "
+            "use credential, headers or single"
+        )
+    check_no_open_relay(settings)
 
 
 def check_no_open_relay(settings: Settings) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from homeport_gateway.answers import answer, refuse_websocket
+from homeport import Reason, reject
+from homeport_gateway.answers import refuse, refuse_websocket
 from homeport_gateway.headers import sent_keys
 
 __all__ = ["ClientKeys", "ClientKeysMiddleware"]
@@ -27,10 +28,17 @@ class ClientKeys:
     def load(cls, path: Path) -> ClientKeys:
         """Read one hex digest a line; ``#`` begins a comment.
 
-        Raises ``ValueError`` for anything else, and for a file without a digest.
+        Raises ``ValueError`` for anything else, for a file that cannot be read, and for one without a digest.
         """
+        where = "the file of the setting HOMEPORT_CLIENT_KEYS_FILE"
+        try:
+            lines = path.read_text("utf-8").splitlines()
+        except OSError as error:
+            raise ValueError(f"{where} cannot be read ({error.strerror})") from None
+        except UnicodeDecodeError:
+            raise ValueError(f"{where} is not UTF-8") from None
         digests = []
-        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        for number, line in enumerate(lines, 1):
             text = line.partition("#")[0].strip()
             if not text:
                 continue
@@ -39,10 +47,10 @@ class ClientKeys:
             except ValueError:
                 digest = b""
             if len(digest) != 32:
-                raise ValueError(f"line {number} of the client keys file is not a SHA-256 digest in hex")
+                raise ValueError(f"{where} holds something else than a SHA-256 digest in hex (line {number})")
             digests.append(digest)
         if not digests:
-            raise ValueError("the client keys file holds no digest")
+            raise ValueError(f"{where} holds no digest")
         return cls(digests)
 
     def allow(self, fields: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -63,12 +71,6 @@ class ClientKeysMiddleware:
         if open_to_all or self._keys.allow(scope["headers"]):
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
-            await refuse_websocket(scope, receive, send, 401)
+            await refuse_websocket(scope, receive, send, reject(Reason.INVALID_API_KEY))
         else:
-            await answer(
-                send,
-                401,
-                "Incorrect API key provided.",
-                code="invalid_api_key",
-                fields=[(b"www-authenticate", b"Bearer")],
-            )
+            await refuse(send, reject(Reason.INVALID_API_KEY), method=scope["method"], retryable_status=None)

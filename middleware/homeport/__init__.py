@@ -6,7 +6,7 @@ from homeport.keys import Keyring, Tenant
 from homeport.middleware import ContinuationMiddleware
 from homeport.settings import Settings, UpstreamSettings, normalise_base_url, settings_reference
 from homeport.signatures import sign
-from homeport.stores import make_store
+from homeport.stores import make_store, verify_store
 from homeport.stores.base import StateStore
 from homeport.upstreams import StaticDirectory, Upstream, UpstreamDirectory, fingerprint
 
@@ -31,4 +31,5 @@ __all__ = [
     "reject",
     "settings_reference",
     "sign",
+    "verify_store",
 ]

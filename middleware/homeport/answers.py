@@ -5,43 +5,36 @@ from __future__ import annotations
 import asyncio
 import mmap
 import tempfile
+from collections.abc import Iterable
 from typing import IO, Protocol
 
 from starlette.types import Message
 
-from homeport.bodies import decode_body
-from homeport.errors import Rejected, Rejection
-from homeport.observation import Observed, observe_json
+from homeport.bodies import StreamDecoder
+from homeport.errors import Rejected
+from homeport.observation import Observed, ObservedEvent, observe_event, observe_json
+from homeport.outlet import Outlet
 from homeport.settings import Settings
+from homeport.sse import EventTooLarge, Framer
 
-__all__ = ["Answer", "BufferedAnswer", "Outlet", "PlainAnswer", "header_values"]
+__all__ = ["Answer", "BufferedAnswer", "KeptAnswer", "PlainAnswer", "Recorder", "header_values"]
 
 _BLOCK = 1 << 18
+_INLINE_BYTES = 1 << 20  # larger answers are read in a thread, so that other streams keep their latency
+_KEPT_BYTES = 1 << 16
 
 
-class Outlet(Protocol):
-    """What an answer needs of the exchange that it belongs to."""
-
-    async def send(self, message: Message) -> None:
-        """To the client, as it is."""
-
-    async def replace(self, rejection: Rejection) -> None:
-        """Answer with ``rejection`` instead of what the app has sent; nothing has gone out yet."""
-
-    def end_app(self, delay: float | None) -> None:
-        """Stop the app in ``delay`` seconds, never if None."""
-
-    def abort(self) -> None:
-        """End the connection visibly: the stream cannot be completed, nor can an error be added to it."""
+class Recorder(Protocol):
+    """What an answer tells the exchange; each of them raises :class:`Rejected` if the answer may not go out."""
 
     async def pending(self, observed: Observed) -> None:
-        """Commit the owner of a response that has begun. Raises :class:`Rejected`."""
+        """A response has begun."""
 
     async def final(self, observed: Observed) -> None:
-        """Commit what a finished response leaves behind. Raises :class:`Rejected`."""
+        """A response has ended, or was answered as a whole."""
 
     def unreadable(self) -> None:
-        """The response cannot be decoded. Raises :class:`Rejected` if it may have made state."""
+        """The answer cannot be decoded, so nobody knows what it has made."""
 
 
 class Answer(Protocol):
@@ -50,6 +43,9 @@ class Answer(Protocol):
     async def start(self, message: Message) -> None: ...
 
     async def body(self, message: Message) -> None: ...
+
+    async def app_over(self) -> None:
+        """The app has returned or raised; its answer may still be held."""
 
     def close(self) -> None:
         """The exchange is over, however it ended; idempotent."""
@@ -67,8 +63,40 @@ class PlainAnswer:
     async def body(self, message: Message) -> None:
         await self._outlet.send(message)
 
+    async def app_over(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
+
+
+class KeptAnswer(PlainAnswer):
+    """Keeps an app's 500 until the app is over: frameworks answer so before they raise what may be a refusal."""
+
+    def __init__(self, outlet: Outlet) -> None:
+        super().__init__(outlet)
+        self._messages: list[Message] | None = []
+        self._size = 0
+
+    async def start(self, message: Message) -> None:
+        await self._keep(message)
+
+    async def body(self, message: Message) -> None:
+        await self._keep(message)
+
+    async def app_over(self) -> None:
+        messages, self._messages = self._messages or [], None
+        for message in messages:
+            await self._outlet.send(message)
+
+    async def _keep(self, message: Message) -> None:
+        if self._messages is None:
+            await self._outlet.send(message)
+            return
+        self._messages.append(message)
+        self._size += len(message.get("body", b""))
+        if self._size > _KEPT_BYTES:
+            await self.app_over()
 
 
 class BufferedAnswer:
@@ -77,9 +105,11 @@ class BufferedAnswer:
     A body beyond ``HOMEPORT_MAX_RESPONSE_BYTES`` goes to a temporary file: a paid answer is never refused for its size.
     """
 
-    def __init__(self, outlet: Outlet, settings: Settings) -> None:
+    def __init__(self, outlet: Outlet, recorder: Recorder, settings: Settings) -> None:
         self._outlet = outlet
+        self._recorder = recorder
         self._limit = settings.max_response_bytes
+        self._max_event_bytes = settings.max_event_bytes
         self._head: Message = {}
         self._chunks: list[bytes] = []
         self._size = 0
@@ -98,6 +128,9 @@ class BufferedAnswer:
         if not message.get("more_body", False):
             await self._release()
 
+    async def app_over(self) -> None:
+        pass
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
@@ -111,46 +144,78 @@ class BufferedAnswer:
 
     async def _release(self) -> None:
         try:
-            observed = await asyncio.to_thread(self._observe_file) if self._file else self._observe_chunks()
-            if observed is not None:
-                await self._outlet.final(observed)
+            if self._size:
+                await self._record()
         except Rejected as rejected:
-            await self._outlet.replace(rejected.rejection)
+            await self._outlet.reject(rejected.rejection)
+            return
+        await self._outlet.send(self._head)
+        await self._send_body()
+
+    async def _record(self) -> None:
+        coded = header_values(self._head, b"content-encoding")
+        if self._file is not None or coded or self._size > _INLINE_BYTES:
+            seen = await asyncio.to_thread(self._observe)
         else:
-            await self._outlet.send(self._head)
-            await self._send_body()
+            seen = self._observe()
+        if seen is None:
+            self._recorder.unreadable()
+        elif isinstance(seen, Observed):
+            await self._recorder.final(seen)
+        else:
+            for event in seen:
+                await (self._recorder.final if event.terminal else self._recorder.pending)(event.observed)
 
-    def _observe_chunks(self) -> Observed | None:
-        self._chunks = [b"".join(self._chunks)]
-        return observe_json(self._decoded(self._chunks[0], limit=self._limit))
-
-    def _observe_file(self) -> Observed | None:
-        assert self._file is not None
-        self._file.flush()
-        with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as whole, memoryview(whole) as view:
-            if header_values(self._head, b"content-encoding"):
-                return observe_json(self._decoded(bytes(view), limit=self._size * 8))
-            return observe_json(view)
-
-    def _decoded(self, data: bytes, *, limit: int) -> bytes:
+    def _observe(self) -> Observed | list[ObservedEvent] | None:
+        """The facts of the body: of one object, or of the events of a stream that does not say that it is one."""
         encodings = header_values(self._head, b"content-encoding")
+        if self._file is None and not encodings:
+            self._chunks = [b"".join(self._chunks)]
+            return observe_json(self._chunks[0]) or self._observe_events(self._chunks)
         if not encodings:
-            return data
+            assert self._file is not None
+            return _observe_file(self._file)
+        with tempfile.TemporaryFile() as decoded:
+            try:
+                decoder = StreamDecoder(encodings)
+                for block in self._blocks():
+                    decoded.write(decoder.feed(block))
+            except ValueError:
+                return None
+            return _observe_file(decoded)
+
+    def _blocks(self) -> Iterable[bytes]:
+        if self._file is not None:
+            self._file.seek(0)
+            while block := self._file.read(_BLOCK):
+                yield block
+        yield from self._chunks
+
+    def _observe_events(self, chunks: Iterable[bytes]) -> list[ObservedEvent] | None:
+        framer = Framer(max_event_bytes=self._max_event_bytes)
         try:
-            return decode_body(data, encodings, limit=limit)
-        except Rejected:
-            self._outlet.unreadable()
-            return b""
+            events = [e for chunk in chunks for e in framer.feed(chunk)] + framer.close()
+        except EventTooLarge:
+            return None
+        return [found for e in events if (found := observe_event(e, eager=True)) is not None] or None
 
     async def _send_body(self) -> None:
         if self._file is not None:
             self._file.seek(0)
             while block := await asyncio.to_thread(self._file.read, _BLOCK):
                 await self._outlet.send({"type": "http.response.body", "body": block, "more_body": True})
-        body = self._chunks[0] if self._chunks else b""
+        body = b"".join(self._chunks)
         await self._outlet.send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def header_values(message: Message, name: bytes) -> list[bytes]:
     """The values of the header ``name`` (lower case) in a response start message."""
     return [v for k, v in message.get("headers", ()) if k.lower() == name]
+
+
+def _observe_file(file: IO[bytes]) -> Observed | None:
+    file.flush()
+    if not file.tell():
+        return None
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole, memoryview(whole) as view:
+        return observe_json(view)

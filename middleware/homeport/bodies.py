@@ -13,7 +13,7 @@ from typing import Protocol
 import brotli
 import zstandard
 
-from homeport.errors import Reason, Rejected
+from homeport.errors import Reason, Rejected, reject
 
 __all__ = ["MAX_LAYERS", "StreamDecoder", "decode_body"]
 
@@ -172,10 +172,15 @@ def decode_body(data: bytes, content_encodings: Sequence[bytes], *, limit: int) 
         for piece in pieces:
             decoded.write(piece)
     except ValueError:
-        raise Rejected.because(Reason.INVALID_JSON) from None
+        raise _undecodable() from None
     if not all(layer.complete for layer in layers):
-        raise Rejected.because(Reason.INVALID_JSON)
+        raise _undecodable()
     return decoded.getvalue()
+
+
+def _undecodable() -> Rejected:
+    message = "Invalid body: it does not decode in the content coding that the request declares."
+    return Rejected(reject(Reason.INVALID_JSON, message=message))
 
 
 class StreamDecoder:

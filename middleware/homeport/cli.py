@@ -6,7 +6,7 @@ import importlib
 import json
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -36,12 +36,17 @@ def serve(
     uds: Annotated[Path | None, typer.Option(help="Listen on this unix socket instead.")] = None,
     workers: Annotated[int, typer.Option(help="Number of processes.", min=1)] = 1,
 ) -> None:
-    """Run the gateway in front of the upstreams of HOMEPORT_UPSTREAMS or HOMEPORT_CONFIG_FILE."""
+    """Run the gateway in front of the upstreams of HOMEPORT_UPSTREAMS or HOMEPORT_CONFIG_FILE.
+
+    SIGTERM and SIGINT are its ordinary end. Exit code 2 for settings that do not do, 3 if it could not listen.
+    """
     gateway = _extra("homeport_gateway.serve", "gateway")
     try:
-        gateway.serve(host=host, port=port, uds=None if uds is None else str(uds), workers=workers)
-    except ValueError as error:
+        gateway.serve(host=host, port=port, uds=uds, workers=workers)
+    except (ValueError, ModuleNotFoundError) as error:
         _fail(str(error))
+    except gateway.CannotListen as error:
+        _fail(str(error), 3)
 
 
 @app.command()
@@ -57,6 +62,11 @@ def demo(
     """
     _extra("openai", "demo")
     _extra("aiohttp", "demo")
+    if json_file is not None:  # now, not after the work
+        try:
+            json_file.open("a").close()
+        except OSError as error:
+            _fail(f"cannot write {json_file}: {error.strerror}")
     runner = importlib.import_module("homeport.demo.runner")
     figures = runner.run(postgres=postgres, echo=typer.echo)
     if json_file is not None:
@@ -71,6 +81,6 @@ def _extra(module: str, extra: str):  # type: ignore[no-untyped-def]  # a module
         _fail(f"this command needs {error.name}: pip install 'homeport[{extra}]'")
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, code: int = 2) -> NoReturn:
     typer.echo(f"homeport: {message}", err=True)
-    raise typer.Exit(2)
+    raise typer.Exit(code)

@@ -48,6 +48,8 @@ class MissPolicy:
                 return self.forward_item
             case Kind.CONTAINER:
                 return self.forward_container
+            case Kind.CLAIM:
+                return False  # never named by a request
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Where OpenAI has an official answer for the situation, status, type, code, param
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -47,7 +48,12 @@ class Reason(StrEnum):
     REQUEST_TOO_LARGE = "request_too_large"
     UNSUPPORTED_ENCODING = "unsupported_encoding"
     WEBSOCKET_UNSUPPORTED = "websocket_unsupported"
+    UNKNOWN_URL = "unknown_url"
+    MODEL_NOT_FOUND = "model_not_found"
+    INVALID_HEADER = "invalid_header"
+    INVALID_API_KEY = "invalid_api_key"
     UPSTREAM_FAILED = "upstream_failed"
+    UPSTREAM_TIMEOUT = "upstream_timeout"
     PIN_VIOLATED = "pin_violated"
     INTEGRATION_FAULT = "integration_fault"
     OWNER_CONFLICT = "owner_conflict"
@@ -102,7 +108,8 @@ _TABLE: Mapping[Reason, _Row] = MappingProxyType(
         Reason.UNSUPPORTED_OPERATION: _Row(
             400,
             "unsupported_operation",
-            "This gateway does not forward the operation: the upstream would answer for all of its tenants.",
+            "This gateway does not forward the operation: it is none that it knows, or one that the upstream would "
+            "answer for all of its tenants.",
         ),
         Reason.UPSTREAM_CHANGED: _Row(
             400,
@@ -120,19 +127,34 @@ _TABLE: Mapping[Reason, _Row] = MappingProxyType(
             "upstream_not_configured",
             "The upstream that holds this state is not among the upstreams that may serve this request.",
         ),
-        Reason.TENANT_MISSING: _Row(401, _TENANT, "The request carries no identity that state could be kept for."),
-        Reason.TENANT_UNTRUSTED: _Row(
-            401, _TENANT, "The request carries identity headers but does not come from a trusted proxy."
+        Reason.TENANT_MISSING: _Row(
+            401,
+            _TENANT,
+            "The request carries no identity that state could be kept for. Send your API key as 'Authorization: Bearer "
+            "...', 'api-key' or 'x-api-key', or come through the proxy that identifies you.",
         ),
-        Reason.TENANT_AMBIGUOUS: _Row(401, _TENANT, "The request carries more than one identity, or an empty one."),
+        Reason.TENANT_UNTRUSTED: _Row(
+            401,
+            _TENANT,
+            "The request carries identity headers but does not come from a trusted proxy. Leave them out and send the "
+            "request through that proxy.",
+        ),
+        Reason.TENANT_AMBIGUOUS: _Row(
+            401,
+            _TENANT,
+            "The request carries more than one identity, an empty one, or a list of values in one header. Send exactly "
+            "one credential, and each identity header once with one value.",
+        ),
         Reason.TENANT_UNSIGNED: _Row(
-            401, _TENANT, "The signature of the identity headers is missing, invalid or too old."
+            401,
+            _TENANT,
+            "The signature of the identity headers is missing, invalid or too old. Sign this very request anew.",
         ),
         Reason.TENANT_UNSTABLE: _Row(
             401,
             _TENANT,
-            "The credential is a token that changes; this gateway needs to be told which of its claims identify the "
-            "caller.",
+            "The credential is a token that changes, and it lacks a claim that identifies the caller here. Send a "
+            "token that has it, or an API key.",
         ),
         Reason.STORE_UNAVAILABLE: _Row(
             503,
@@ -153,12 +175,22 @@ _TABLE: Mapping[Reason, _Row] = MappingProxyType(
         Reason.WEBSOCKET_UNSUPPORTED: _Row(
             426, "websocket_unsupported", "This gateway serves the Responses API over HTTP only."
         ),
+        Reason.UNKNOWN_URL: _Row(404, None, "Invalid URL."),
+        Reason.MODEL_NOT_FOUND: _Row(
+            404, "model_not_found", "The model does not exist or you do not have access to it."
+        ),
+        Reason.INVALID_HEADER: _Row(400, "invalid_header", "A header field of the request is not UTF-8."),
+        Reason.INVALID_API_KEY: _Row(
+            401, "invalid_api_key", "Incorrect API key provided.", (("www-authenticate", "Bearer"),)
+        ),
+        # An answer may have been generated and paid for in both.
         Reason.UPSTREAM_FAILED: _Row(
             502,
             "upstream_failed",
             "The upstream's answer broke off. It may have been generated and paid for, but cannot be shown.",
             _NO_RETRY,
         ),
+        Reason.UPSTREAM_TIMEOUT: _Row(504, "upstream_timeout", "The upstream did not answer in time.", _NO_RETRY),
         Reason.PIN_VIOLATED: _Row(
             502,
             "pin_violated",
@@ -289,7 +321,7 @@ def missing_state(kind: Kind, opaque_id: str, reason: Reason, *, in_path: bool) 
             )
         case Kind.CONVERSATION:
             return Rejection(reason, 404, None, f"Conversation with id '{opaque_id}' {gone}.")
-        case Kind.CONTAINER:
+        case Kind.CONTAINER | Kind.CLAIM:
             return Rejection(reason, 404, None, f"Container with id '{opaque_id}' {gone}.")
         case Kind.ENCRYPTED:
             return Rejection(
@@ -308,6 +340,8 @@ def missing_state(kind: Kind, opaque_id: str, reason: Reason, *, in_path: bool) 
                 "Try again with `store` set to true, or remove this item from your input.",
                 "input",
             )
+        case _:
+            raise ValueError(f"no request names a {kind.value}")
 
 
 def failed_event(rejection: Rejection, *, response: bytes | None, sequence_number: int, named: bool = True) -> bytes:
@@ -319,7 +353,8 @@ def failed_event(rejection: Rejection, *, response: bytes | None, sequence_numbe
     """
     seen: dict[str, object] = {}
     if response is not None:
-        seen = msgspec.json.decode(response, type=dict[str, object])
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeError):  # what only lax readers take is left out
+            seen = msgspec.json.decode(response, type=dict[str, object])
     shown = {"object": "response", **seen, "status": "failed"}
     shown["error"] = {"code": "invalid_prompt", "message": rejection.message}
     data = msgspec.json.encode(

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Protocol
 
 from homeport.keys import Tenant
 from homeport.upstreams import Upstream
 
-__all__ = ["Exchange", "current_exchange", "exchange_scope"]
+__all__ = ["Exchange", "Port", "current_exchange", "exchange_scope"]
 
 _current: ContextVar[Exchange | None] = ContextVar("homeport_exchange", default=None)
 
 
 def current_exchange() -> Exchange | None:
-    """The exchange that this task works for, for code that has no scope; None outside Responses operations."""
+    """The exchange that this task works for, for code that has no scope; None outside of gated operations."""
     return _current.get()
 
 
@@ -29,27 +30,45 @@ def exchange_scope(exchange: Exchange) -> Iterator[None]:
         _current.reset(token)
 
 
+class Port(Protocol):
+    """What stands behind an exchange; the middleware's, or a fake in a test of an integration."""
+
+    @property
+    def pin(self) -> Upstream | None: ...
+
+    @property
+    def tenant(self) -> Tenant | None: ...
+
+    @property
+    def model(self) -> str | None: ...
+
+    def report(self, upstream: Upstream | str | None) -> None: ...
+
+    async def admit(self, tenant: Tenant) -> None: ...
+
+
 class Exchange:
-    """One request and its response, as the app sees them: ``scope["state"]["homeport"]``.
+    """One request and its response, as the app sees them: ``scope["state"]["homeport"]``."""
 
-    ``pin`` is the upstream that must serve the request, None if any may. ``tenant`` is the caller's trusted scope.
-    ``model`` is the model that the request names, if its body was inspected.
-    """
+    __slots__ = ("_port",)
 
-    __slots__ = ("_admit", "_finished", "_report", "model", "pin", "reported", "tenant")
+    def __init__(self, port: Port) -> None:
+        self._port = port
 
-    def __init__(
-        self,
-        report: Callable[[Upstream | str | None], Upstream | None],
-        admit: Callable[[Tenant], Awaitable[None]] | None = None,
-    ) -> None:
-        self.pin: Upstream | None = None
-        self.tenant: Tenant | None = None
-        self.model: str | None = None
-        self.reported: bool = False
-        self._report = report
-        self._admit = admit
-        self._finished = False
+    @property
+    def pin(self) -> Upstream | None:
+        """The upstream that must serve the request, None if any may."""
+        return self._port.pin
+
+    @property
+    def tenant(self) -> Tenant | None:
+        """The caller's trusted scope; None until it is admitted."""
+        return self._port.tenant
+
+    @property
+    def model(self) -> str | None:
+        """The model that the request names, if its body was inspected."""
+        return self._port.model
 
     def served_by(self, upstream: Upstream | str | None) -> None:
         """Report who serves this exchange, before the response starts or again after a fallback; the last one counts.
@@ -57,20 +76,12 @@ class Exchange:
         None says that no upstream holds state for it, a cached answer for one. Raises ``LookupError`` for a name that
         is not in the directory. A finished exchange ignores reports.
         """
-        if self._finished:
-            return
-        self._report(upstream)
-        self.reported = True
+        self._port.report(upstream)
 
     async def admit(self, tenant: Tenant) -> None:
         """Supply the tenant in mode ``host``: looks up and decides now, and sets :attr:`pin`.
 
-        Raises :class:`homeport.Rejected`; whatever the app makes of that, the client gets the rejection.
+        The same tenant again is no news. Raises :class:`homeport.Rejected`; whatever the app makes of that, the client
+        gets the rejection. Raises ``RuntimeError`` in another mode, for another tenant, or after the end.
         """
-        if self._admit is None:
-            raise RuntimeError("exchange.admit() is for HOMEPORT_TENANT_MODE=host")
-        await self._admit(tenant)
-
-    def finish(self) -> None:
-        """Called by the middleware when the response has ended."""
-        self._finished = True
+        await self._port.admit(tenant)

@@ -18,13 +18,14 @@ _VERSION = b"homeport.key.v1"
 
 
 class Kind(StrEnum):
-    """What a selector names."""
+    """What a key stands for: what a selector names, or a tenant's claim to it (:meth:`Keyring.claim_key`)."""
 
     RESPONSE = "response"
     CONVERSATION = "conversation"
     ITEM = "item"
     CONTAINER = "container"
     ENCRYPTED = "encrypted"
+    CLAIM = "claim"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,17 @@ class Keyring:
         message = length_prefixed(
             _VERSION, b"state", self._namespace, self._route, length_prefixed(*tenant.fields), kind.value.encode(), name
         )
+        current, *older = (mac(message) for mac in self._macs)
+        return StateKey(current, tuple(older))
+
+    def claim_key(self, fingerprint: str, kind: Kind, opaque_id: str) -> StateKey:
+        """The key of ``opaque_id`` at the upstream ``fingerprint``, the same for every tenant.
+
+        Its owner is the tenant that was first: upstreams let clients choose ids, or repeat ids that clients sent, and
+        one that is another tenant's must not become one's own by that.
+        """
+        name = opaque_id.encode("utf-8", "surrogatepass")
+        message = length_prefixed(_VERSION, b"claim", self._namespace, fingerprint.encode(), kind.value.encode(), name)
         current, *older = (mac(message) for mac in self._macs)
         return StateKey(current, tuple(older))
 

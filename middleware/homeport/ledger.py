@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from homeport import telemetry
 from homeport.decisions import Fact
@@ -28,7 +28,7 @@ _RESOURCES = {
 }
 _CREATES = frozenset({Operation.CREATE, Operation.COMPACT, *_RESOURCES})
 _RESPONSES = frozenset({Operation.CREATE, Operation.COMPACT, Operation.RETRIEVE, Operation.CANCEL})
-_IN_CONVERSATION = frozenset({Operation.ITEMS_CREATE, Operation.ITEMS_LIST, Operation.ITEM_RETRIEVE})
+_IN_CONVERSATION = frozenset({Operation.ITEMS_CREATE, Operation.ITEMS_LIST})
 _OBSERVED = (
     _CREATES
     | _RESPONSES
@@ -40,6 +40,8 @@ _OBSERVED = (
         Operation.CONTAINER_DELETE,
     }
 )
+_MAX_ALIASES = 1024  # of a kind in one answer, the newest: a huge list must not be everybody's problem
+_BEST_EFFORT_TIMEOUT = 1.0  # seconds; a read is not held longer for what it happens to show
 _DELETES = frozenset({Operation.DELETE, Operation.CONVERSATION_DELETE, Operation.CONTAINER_DELETE})
 
 
@@ -63,8 +65,8 @@ class Ledger:
         self._keyring = keyring
         self._settings = settings
         self._digests: Digests | None = None
-        self._exchange = secrets.token_bytes(16)
-        self._pending: dict[str, StateKey] = {}
+        self._exchange = os.urandom(16)
+        self._pending: dict[str, tuple[StateKey, ...]] = {}
         self.facts: Mapping[Selector, Fact] = {}
 
     @property
@@ -83,8 +85,13 @@ class Ledger:
 
     @property
     def will_record(self) -> bool:
-        """Whether a success will use up capacity, as far as the request tells."""
+        """Whether a success will have to be recorded, as far as the request tells."""
         return self.creates and self._request.store is not False
+
+    @property
+    def will_count(self) -> bool:
+        """Whether that record will use up capacity."""
+        return self.will_record and self._operation is not Operation.CONTAINER_CREATE
 
     @property
     def tenant_digests(self) -> Digests:
@@ -105,9 +112,9 @@ class Ledger:
         """Own a response whose end has not been seen, so that any replica can poll or cancel it at once."""
         if observed.id is None or observed.id in self._pending or not self.keeps(observed):
             return
-        key = self.key(Kind.RESPONSE, observed.id)
-        self._pending[observed.id] = key
-        await self._commit(owner, [self._response(key, observed, owner, pending=True)])
+        entry = self._response(observed.id, observed, owner, pending=True)
+        self._pending[observed.id] = (entry.key,) if entry.claim is None else (entry.key, entry.claim.key)
+        await self._commit(owner, [entry])
 
     async def final(self, observed: Observed, owner: Upstream) -> None:
         """Own everything that a finished, or queued, response leaves behind; or a conversation, or a container."""
@@ -115,21 +122,24 @@ class Ledger:
             kind = _RESOURCES[self._operation]
             ttl = None if kind is Kind.CONVERSATION else self._settings.ttl
             counted = kind is Kind.CONVERSATION
-            assert observed.id is not None
-            await self._commit(owner, [self._alias(kind, observed.id, owner, ttl=ttl, counted=counted)])
+            if observed.id is not None:
+                await self._commit(owner, [self._alias(kind, observed.id, owner, ttl=ttl, counted=counted, made=True)])
             return
         keeps = self.keeps(observed)
         conversation = self._conversation(observed)
         entries: list[Entry] = []
         if keeps and observed.id is not None:
-            entries.append(self._response(self.key(Kind.RESPONSE, observed.id), observed, owner, pending=False))
+            entries.append(self._response(observed.id, observed, owner, pending=False))
         if conversation is not None:
             entries.append(self._alias(Kind.CONVERSATION, conversation, owner, ttl=None, counted=True))
         if keeps:
             ttl = None if conversation is not None else self._settings.ttl
-            entries += self._aliases(observed, owner, ttl)
+            # What compaction answers repeats what the client sent.
+            learned = self._operation is Operation.COMPACT
+            entries += self._unique(Kind.ITEM, observed.items, owner, ttl, learned=learned)
+            entries += self._unique(Kind.CONTAINER, observed.containers, owner, self._settings.ttl, learned=True)
         entries += self._unique(Kind.ENCRYPTED, observed.encrypted, owner, self._settings.encrypted_ttl)
-        forget = () if keeps or observed.id is None else tuple(filter(None, (self._pending.pop(observed.id, None),)))
+        forget = () if keeps or observed.id is None else self._pending.pop(observed.id, ())
         await self._commit(owner, entries, forget)
 
     async def seen(self, observed: Observed) -> None:
@@ -138,50 +148,63 @@ class Ledger:
         if record is None:
             return  # ids become aliases only where the request's own id was found for this tenant
         owner = Upstream(record.upstream, record.fingerprint)
+        in_conversation = self._operation in _IN_CONVERSATION or observed.conversation is not None
+        ttl = None if in_conversation else self._settings.ttl
         entries: list[Entry] = []
         if self._operation in _RESPONSES:
             if observed.id is None or observed.status == record.status:
                 return  # nothing that was not recorded when this status was
-            entries.append(self._response(self.key(Kind.RESPONSE, observed.id), observed, owner, pending=False))
-        in_conversation = self._operation in _IN_CONVERSATION or observed.conversation is not None
-        entries += self._aliases(observed, owner, None if in_conversation else self._settings.ttl)
-        entries += self._unique(Kind.ENCRYPTED, observed.encrypted, owner, self._settings.encrypted_ttl)
+            entries.append(self._response(observed.id, observed, owner, pending=False))
+            entries += self._unique(Kind.CONTAINER, observed.containers, owner, self._settings.ttl, learned=True)
+            entries += self._unique(Kind.ENCRYPTED, observed.encrypted, owner, self._settings.encrypted_ttl)
+        # Lists of input repeat what clients sent, whatever they put there: only items are taken from them, and only
+        # those that are nobody else's.
+        entries += self._unique(Kind.ITEM, observed.items, owner, ttl, learned=True)
         fresh = [e for e in entries if e.kind is Kind.RESPONSE or not self._state.knows(e.key)]
-        try:
-            await self._commit(owner, fresh)
-        except Rejected:
-            return
+        with contextlib.suppress(Rejected):
+            await self._commit(owner, fresh, timeout=min(_BEST_EFFORT_TIMEOUT, self._settings.commit_timeout))
 
     async def deleted(self, selector: Selector) -> None:
         """Leave a tombstone, best effort: the upstream has deleted it, whatever becomes of the record."""
-        try:
+        with contextlib.suppress(StoreUnavailable):
             await self._state.delete(self.key(selector.kind, selector.id))
-        except StoreUnavailable:
-            return
 
     def _conversation(self, observed: Observed) -> str | None:
         named = self._request.first(Kind.CONVERSATION)
         return observed.conversation or (named.id if named is not None else None)
 
-    def _response(self, key: StateKey, observed: Observed, owner: Upstream, *, pending: bool) -> Entry:
+    def _response(self, opaque_id: str, observed: Observed, owner: Upstream, *, pending: bool) -> Entry:
         background = observed.background or self._request.background
         short = pending and not background
+        ttl = self._settings.pending_ttl if short else self._settings.ttl
+        progress = Progress.PENDING if short else observed.progress
+        record = Record(owner.name, owner.fingerprint, observed.status, background, 0.0 if short else ttl)
         return Entry(
-            key,
+            self.key(Kind.RESPONSE, opaque_id),
             Kind.RESPONSE,
             owner.fingerprint.encode(),
-            encode_record(
-                Record(owner.name, owner.fingerprint, observed.status, background, 0.0 if short else self._settings.ttl)
-            ),
-            ttl=self._settings.pending_ttl if short else self._settings.ttl,
+            encode_record(record),
+            ttl=ttl,
             tombstone_ttl=self._settings.tombstone_ttl,
-            progress=Progress.PENDING if short else observed.progress,
+            progress=progress,
             generation=observed.created_at,
             counted=True,
             former=_former(owner),
+            made=self.creates,
+            claim=self._claim(Kind.RESPONSE, opaque_id, owner, ttl, progress),
         )
 
-    def _alias(self, kind: Kind, opaque_id: str, owner: Upstream, *, ttl: float | None, counted: bool = False) -> Entry:
+    def _alias(
+        self,
+        kind: Kind,
+        opaque_id: str,
+        owner: Upstream,
+        *,
+        ttl: float | None,
+        counted: bool = False,
+        made: bool = False,
+        learned: bool = False,
+    ) -> Entry:
         return Entry(
             self.key(kind, opaque_id),
             kind,
@@ -191,26 +214,57 @@ class Ledger:
             tombstone_ttl=self._settings.tombstone_ttl,
             counted=counted,
             former=_former(owner),
+            made=made,
+            claim=self._claim(kind, opaque_id, owner, ttl, Progress.TERMINAL),
+            learned=learned,
         )
 
-    def _aliases(self, observed: Observed, owner: Upstream, ttl: float | None) -> list[Entry]:
-        return [
-            *self._unique(Kind.ITEM, observed.items, owner, ttl),
-            *self._unique(Kind.CONTAINER, observed.containers, owner, self._settings.ttl),
-        ]
+    def _unique(
+        self, kind: Kind, ids: list[str], owner: Upstream, ttl: float | None, *, learned: bool = False
+    ) -> list[Entry]:
+        newest = list(dict.fromkeys(ids))[-_MAX_ALIASES:]
+        return [self._alias(kind, i, owner, ttl=ttl, learned=learned) for i in newest]
 
-    def _unique(self, kind: Kind, ids: Iterable[str], owner: Upstream, ttl: float | None) -> list[Entry]:
-        return [self._alias(kind, i, owner, ttl=ttl) for i in dict.fromkeys(ids)]
+    def _claim(
+        self, kind: Kind, opaque_id: str, owner: Upstream, ttl: float | None, progress: Progress
+    ) -> Entry | None:
+        """That the id is this tenant's at ``owner``; not where one tenant is all, or the account is shared on purpose.
 
-    async def _commit(self, owner: Upstream, entries: list[Entry], forget: tuple[StateKey, ...] = ()) -> None:
+        Encrypted content is anybody's who was given it, and what keeps no state has no ids to take.
+        """
+        settings = self._settings
+        if settings.tenant_mode == "single" or settings.shared_account_ok or not owner.stateful:
+            return None
+        if kind is Kind.ENCRYPTED:
+            return None
+        return Entry(
+            self._keyring.claim_key(owner.fingerprint, kind, opaque_id),
+            Kind.CLAIM,
+            self.tenant_digests.current,
+            b"",
+            ttl=ttl,
+            tombstone_ttl=settings.tombstone_ttl,
+            progress=progress,
+            former=self.tenant_digests.older,
+        )
+
+    async def _commit(
+        self,
+        owner: Upstream,
+        entries: list[Entry],
+        forget: tuple[StateKey, ...] = (),
+        *,
+        timeout: float | None = None,
+    ) -> None:
         """Raises :class:`Rejected` with OWNER_CONFLICT, CONVERSATION_LOCKED or COMMIT_FAILED."""
         if not entries and not forget:
             return
-        deadline = asyncio.get_running_loop().time() + self._settings.commit_timeout
+        timeout = self._settings.commit_timeout if timeout is None else timeout
+        deadline = asyncio.get_running_loop().time() + timeout
         write = Write(os.urandom(16), self._exchange, self.tenant_digests, tuple(entries), forget, deadline)
         record = Record(owner.name, owner.fingerprint)
         try:
-            await self._state.commit(write, record)
+            await self._state.commit(write, record, timeout=timeout)
         except Conflict:
             telemetry.conflicts.add(1, {"operation": self._operation.value})
             raise Rejected.because(Reason.OWNER_CONFLICT) from None

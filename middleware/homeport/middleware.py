@@ -49,13 +49,16 @@ class ContinuationMiddleware:
             store = make_store(settings.database_url, pool_size=settings.pool_size, listen_url=settings.listen_url)
         self.state = State(store, keyring, settings)
         self._matcher = OperationMatcher(settings.path_prefixes)
+        tenants = TenantPolicy(settings)
+        ours = {settings.pin_header.lower().encode()} if settings.pin_header else set()
         self._runtime = Runtime(
             app=app,
             settings=settings,
             state=self.state,
             keyring=keyring,
             directory=_directory(upstreams),
-            tenants=TenantPolicy(settings),
+            tenants=tenants,
+            stripped=frozenset(name.replace(b"_", b"-") for name in {*ours, *tenants.headers_to_strip}),
             misses=MissPolicy(
                 forward_response=settings.single_upstream_miss == "forward",
                 new_conversation=settings.unknown_conversation == "new",
@@ -81,6 +84,9 @@ class ContinuationMiddleware:
                 scope["method"], scope["path"], scope.get("raw_path"), scope.get("root_path", "")
             )
         except Rejected as rejected:
+            if self._settings.mode == "observe":
+                await self.app(scope, receive, send)
+                return
             status, headers, body = rejected.rejection.answer(
                 method=scope["method"], retryable_status=self._settings.retryable_status
             )
@@ -94,13 +100,15 @@ class ContinuationMiddleware:
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            ours = self._matcher.match("POST", scope["path"], scope.get("raw_path"), scope.get("root_path", ""))
+            ours = (
+                self._matcher.match("POST", scope["path"], scope.get("raw_path"), scope.get("root_path", ""))
+                is not None
+            )
         except Rejected:
-            pass
-        else:
-            if ours is None:
-                await self.app(scope, receive, send)
-                return
+            ours = True
+        if not ours or self._settings.mode == "observe":
+            await self.app(scope, receive, send)
+            return
         # A socket carries selectors in its frames. Until those are inspected it is refused: 426 makes clients use HTTP.
         await receive()
         if "websocket.http.response" in (scope.get("extensions") or {}):
@@ -115,9 +123,9 @@ class ContinuationMiddleware:
         startup: list[Message] = [await receive()]
         try:
             await self.state.open()
-        except SecretMismatch:
-            # Raised, it would count as "lifespan is not supported", and the server would go on.
-            await send({"type": "lifespan.startup.failed", "message": _MISMATCH})
+        except Exception as error:  # noqa: BLE001 - raised, it would count as "lifespan is not supported"
+            reason = _MISMATCH if isinstance(error, SecretMismatch) else f"The state store: {type(error).__name__}"
+            await send({"type": "lifespan.startup.failed", "message": reason})
             return
         heard = False
 

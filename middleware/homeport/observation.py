@@ -36,10 +36,21 @@ class Observed:
     def progress(self) -> Progress:
         return progress_of(self.status)
 
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to own."""
+        return not (self.id or self.conversation or self.items or self.encrypted or self.containers)
+
+    def add(self, other: Observed) -> None:
+        """Take over the items of ``other``."""
+        self.items += other.items
+        self.encrypted += other.encrypted
+        self.containers += other.containers
+
 
 @dataclass(slots=True)
 class ObservedEvent:
-    """An event that matters: it ``opens`` or carries a response, ends one (``terminal``), or finishes an item."""
+    """An event that matters: it carries a response, ends one (``terminal``), or finishes an item (no id)."""
 
     observed: Observed
     terminal: bool
@@ -80,8 +91,10 @@ class _Event(msgspec.Struct):
 _objects = msgspec.json.Decoder(_Object)
 _events = msgspec.json.Decoder(_Event)
 
-_TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed", "response.cancelled"})
-_CARRIERS = _TERMINAL | {"response.created", "response.queued", "response.in_progress", "response.output_item.done"}
+_TERMINAL = frozenset({b"response.completed", b"response.incomplete", b"response.failed", b"response.cancelled"})
+_CARRIERS = _TERMINAL | {b"response.created", b"response.queued", b"response.in_progress", b"response.output_item.done"}
+# How nearly every event begins that is none of these, told apart without a search through all of its text.
+_DELTA = re.compile(rb'\{"type": ?"response\.[a-z_.]+\.delta"')
 # Quotes inside of a JSON string are escaped, so a delta whose text quotes such an event does not match.
 _MATTERS = re.compile(
     rb'"type"\s*:\s*"response\.(?:created|queued|in_progress|completed|incomplete|failed|cancelled|output_item\.done)"'
@@ -89,29 +102,46 @@ _MATTERS = re.compile(
 
 
 def observe_json(body: bytes | memoryview) -> Observed | None:
-    """The facts of a JSON response, an item list or a created resource; None if it is not a JSON object."""
+    """The facts of a JSON response, an item list or a created resource; None if it is not JSON at all."""
     try:
         return _facts(_objects.decode(body))
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        pass
+    try:
         return _lenient_facts(_lenient(body))
+    except (ValueError, RecursionError):
+        return None
 
 
-def observe_event(event: Event) -> ObservedEvent | None:
-    """The facts of ``event``, None if it holds none: deltas are told apart without decoding them."""
-    data = event.data
-    if not data or (_MATTERS.search(data) is None and event.name.decode("latin-1") not in _CARRIERS):
+def observe_event(event: Event, *, eager: bool = False) -> ObservedEvent | None:
+    """The facts of ``event``, None if it holds none: deltas are told apart without decoding them.
+
+    ``eager`` takes any event with a ``response`` object for one that carries it, whatever its type.
+    """
+    data, name = event.data, event.name
+    if not data:
+        return None
+    if not eager:
+        if name not in _CARRIERS and (_DELTA.match(data) or _MATTERS.search(data) is None):
+            return None
+    elif b'"response' not in data and name not in _CARRIERS:
         return None
     try:
         decoded = _events.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        decoded = _lenient_event(_lenient(data))
-    kind = decoded.type or event.name.decode("latin-1")
-    if kind not in _CARRIERS:
-        return None
+        try:
+            decoded = _lenient_event(_lenient(data))
+        except (ValueError, RecursionError):
+            return None
+    kind = decoded.type.encode() if decoded.type else name
     response = bytes(decoded.response) or None
+    if kind not in _CARRIERS and not (eager and response):
+        return None
     observed = (observe_json(response) if response else None) or Observed()
     if decoded.item is not None:
         _add_item(observed, decoded.item)
+    if kind not in _CARRIERS and observed.id is None:
+        return None
     return ObservedEvent(observed, kind in _TERMINAL, decoded.sequence_number or 0, response)
 
 
@@ -163,25 +193,21 @@ def _lenient(body: bytes | memoryview) -> dict[str, Any]:
     """``body`` as the readers of most clients take it: NaN, lone surrogates and a byte order mark included.
 
     A response is recorded whenever some client could read its id; only requests are held to one reading.
+    Raises ``ValueError`` or ``RecursionError``; what is JSON but no object has no members.
     """
-    try:
-        found = json.loads(bytes(body).decode("utf-8-sig", "replace"))
-    except (ValueError, RecursionError):
-        return {}
+    found = json.loads(bytes(body).decode("utf-8-sig", "replace"))
     return found if isinstance(found, dict) else {}
 
 
-def _lenient_facts(found: dict[str, Any]) -> Observed | None:
+def _lenient_facts(found: dict[str, Any]) -> Observed:
     """Servers differ in the types of what homeport does not need: whatever has an id must still be recorded."""
-    if not found:
-        return None
     created, conversation, store = found.get("created_at"), found.get("conversation"), found.get("store")
     observed = Observed(
         _text(found.get("id")),
         _text(found.get("status")),
         store if isinstance(store, bool) else None,
         found.get("background") is True,
-        _seconds(float(created)) if isinstance(created, int | float) else 0,
+        _seconds(created) if isinstance(created, int | float) else 0,
         _text(conversation.get("id") if isinstance(conversation, dict) else conversation),
     )
     items = found.get("output") or found.get("data")
@@ -203,9 +229,9 @@ def _lenient_event(found: dict[str, Any]) -> _Event:
     number, response, item = found.get("sequence_number"), found.get("response"), found.get("item")
     return _Event(
         _text(found.get("type")),
-        number if isinstance(number, int) else None,
-        # Encoded again for observe_json(); NaN becomes null on the way, which nothing here reads.
-        msgspec.Raw(msgspec.json.encode(response)) if isinstance(response, dict) else _NOTHING,
+        number if isinstance(number, int) and abs(number) < 1 << 53 else None,
+        # Written again for observe_json(), in ASCII, so that lone surrogates pass.
+        msgspec.Raw(json.dumps(response).encode()) if isinstance(response, dict) else _NOTHING,
         _lenient_item(item) if isinstance(item, dict) else None,
     )
 

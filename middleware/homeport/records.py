@@ -113,7 +113,9 @@ class Entry:
 
     ``owner`` is what "first owner wins" compares; ``former`` are names that count as the same owner. ``generation`` is
     the provider's ``created_at`` (seconds, 0 when not known). ``ttl`` and ``tombstone_ttl`` are seconds; ``ttl=None``
-    never expires. ``counted`` rows use up capacity.
+    never expires. ``counted`` rows use up capacity. ``made``: this very exchange made it, so that a tombstone in
+    its place is of something older. ``claim`` is made or confirmed with it, or neither is. ``learned`` entries, seen
+    in passing, are left out where they conflict; any other conflict fails the write.
     """
 
     key: StateKey
@@ -127,6 +129,9 @@ class Entry:
     expected_revision: int | None = None
     counted: bool = False
     former: tuple[bytes, ...] = ()
+    made: bool = False
+    claim: Entry | None = None
+    learned: bool = False
 
     def has_owner(self, owner: bytes) -> bool:
         return owner == self.owner or owner in self.former
@@ -152,7 +157,8 @@ class Write:
     @property
     def digests(self) -> frozenset[bytes]:
         """Every digest that must be read before :func:`settle` can decide."""
-        return frozenset(d for key in (*(e.key for e in self.entries), *self.forget) for d in key.all)
+        keys = [*(e.key for e in self.entries), *(e.claim.key for e in self.entries if e.claim), *self.forget]
+        return frozenset(d for key in keys for d in key.all)
 
 
 class RowState(Enum):
@@ -212,9 +218,13 @@ def settle(rows: Mapping[bytes, Row], write: Write) -> list[Change]:
     """
     changes: list[Change] = []
     for entry in write.entries:
-        change = _settle_entry(_find(rows, entry.key), entry, write)
-        if change is not None:
-            changes.append(change)
+        try:
+            found = [_settle_entry(_find(rows, e.key), e, write) for e in (entry, entry.claim) if e is not None]
+        except Conflict:
+            if not entry.learned:
+                raise
+        else:
+            changes += [change for change in found if change is not None]
     for key in write.forget:
         row = _find(rows, key)
         if row is not None and row.exchange == write.exchange and row.progress is not Progress.TERMINAL:
@@ -245,14 +255,21 @@ def _settle_entry(row: Row | None, entry: Entry, write: Write) -> Change | None:
         if row.exchange != write.exchange or row.progress is Progress.TERMINAL:
             raise Conflict
         return Replace(row.digest, entry, row.revision + 1, entry.ttl)  # it moved in the middle of its own exchange
+    return _settle_owned(row, entry)
+
+
+def _settle_owned(row: Row, entry: Entry) -> Change | None:
+    """The same owner again, and the row is live."""
     if entry.expected_revision is not None and entry.expected_revision != row.revision:
         raise StaleRevision
     if entry.kind is Kind.CONVERSATION:
         return Replace(row.digest, entry, row.revision + 1, _longer(row.remaining, entry.ttl))
     if entry.kind is not Kind.RESPONSE:
-        # Aliases carry no progress: only a longer life is news.
+        # Aliases and claims: only a longer life is news, or that they are no longer pending.
         longer = _longer(row.remaining, entry.ttl)
-        return None if longer == row.remaining else Replace(row.digest, entry, row.revision, longer)
+        if longer == row.remaining and entry.progress <= row.progress:
+            return None
+        return Replace(row.digest, entry, row.revision, longer)
     return _settle_response(row, entry)
 
 
@@ -269,6 +286,8 @@ def _settle_response(row: Row, entry: Entry) -> Change | None:
 
 
 def _newer_after_delete(row: Row, entry: Entry, write: Write) -> bool:
+    if not entry.made:
+        return False
     if entry.generation and row.generation:
         return entry.generation > row.generation
     return row.exchange != write.exchange

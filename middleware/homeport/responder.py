@@ -9,12 +9,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from homeport import telemetry
-from homeport.answers import Answer, BufferedAnswer, PlainAnswer, header_values
+from homeport.answers import Answer, BufferedAnswer, KeptAnswer, PlainAnswer, header_values
 from homeport.bodies import decode_body
 from homeport.decisions import MissPolicy, Pass, Pin, Reject, decide
 from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, reject
@@ -23,7 +23,8 @@ from homeport.keys import Keyring, Tenant
 from homeport.ledger import Ledger
 from homeport.observation import Observed
 from homeport.operations import Match, Operation
-from homeport.selectors import Inspected, inspect_body, path_selectors
+from homeport.outlet import Cut, Outlet, Progress
+from homeport.selectors import Inspected, check_content_type, inspect_body, path_selectors
 from homeport.settings import Settings
 from homeport.sse import is_event_stream
 from homeport.state import State
@@ -38,9 +39,8 @@ _logger = logging.getLogger("homeport")
 
 _Write = Callable[[Observed, Upstream], Awaitable[None]]
 
-# Larger bodies are read in a thread, so that other streams keep their latency.
-_INLINE_BYTES = 1 << 20
-_INLINE_COMPRESSED_BYTES = 1 << 14
+_INLINE_BYTES = 1 << 20  # larger bodies are read in a thread, so that other streams keep their latency
+_NOT_OFFERED = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,8 @@ class Runtime:
     directory: UpstreamDirectory
     tenants: TenantPolicy
     misses: MissPolicy
+    stripped: frozenset[bytes]
+    """Request headers that the app must not see, dashed and in lower case."""
 
 
 class _ClientGone(Exception):
@@ -61,7 +63,7 @@ class _ClientGone(Exception):
 
 
 class Responder:
-    """The state and the course of one exchange."""
+    """The state and the course of one exchange: the port behind :class:`Exchange`, the recorder of its answer."""
 
     def __init__(self, runtime: Runtime, match: Match, scope: Scope, receive: Receive, send: Send) -> None:
         self._runtime = runtime
@@ -69,67 +71,86 @@ class Responder:
         self._enforce = runtime.settings.mode == "enforce"
         self._match = match
         self._scope = scope
+        # A copy: some servers append the trailers of a chunked body to the list, long after they were judged.
+        self._headers = tuple(scope["headers"])
         self._receive = receive
-        self._send = send
+        self._cut = Cut()
+        self._outlet = Outlet(
+            send, self._cut, method=scope["method"], retryable_status=runtime.settings.retryable_status
+        )
         self._replay: list[Message] = []
         self._upstreams: Mapping[str, Upstream] = runtime.directory.upstreams()
-        self._exchange = Exchange(self._report, self._admit if runtime.settings.tenant_mode == "host" else None)
-        self._request = Inspected(path_selectors(match))
+        self._exchange = Exchange(self)
+        self._path = path_selectors(match)
+        self._request = Inspected(self._path)
         self._ledger: Ledger | None = None
         self._answer: Answer | None = None
+        self._reported = False
         self._owner: Upstream | None = None
-        self._rejection: Rejection | None = None  # what the client is told, whatever the app answers
-        self._would_reject: Reason | None = None  # mode observe
-        self._closed = False  # nothing of the app's reaches the client any more
-        self._started = False
-        self._aborted = False
-        self._ending: asyncio.Timeout | None = None
+        self._rejection: Rejection | None = None  # told in mode host: it stands whatever the app makes of it
+        self._over = False
+        self.pin: Upstream | None = None
+        self.tenant: Tenant | None = None
 
     # The way of the request
 
     async def run(self) -> None:
-        """Serve the exchange. Raises what the app raises, and :class:`ConnectionAbortedError` for a cut stream."""
+        """Serve the exchange. Raises what the app raises, and ``ConnectionAbortedError`` for a stream that was cut."""
         try:
             await self._prepare()
         except _ClientGone:
             return
         except Rejected as rejected:
             if self._enforce:
-                await self.replace(rejected.rejection)
+                self._count(rejected.rejection.reason.value)
+                await self._outlet.reject(rejected.rejection)
                 return
             self._note(rejected.rejection)
-        await self._forward()
+        fault: Exception | None = None
+        try:
+            with exchange_scope(self._exchange):
+                await self._runtime.app(self._app_scope(), self._app_receive, self._app_send)
+        except asyncio.CancelledError:
+            if not self._cut.fired:
+                raise
+        except Exception as error:  # noqa: BLE001 - raised again by _conclude()
+            fault = error
+        finally:
+            self._over = True
+            self._cut.over()
+            if self._answer is not None:
+                self._answer.close()
+        await self._conclude(fault)
 
     async def _prepare(self) -> None:
-        try:
-            await self._runtime.state.ensure_open()
-        except SecretMismatch:
-            raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
         operation = self._match.operation
-        if operation is Operation.COLLECTION and any(k == b"upgrade" for k, _ in self._scope["headers"]):
+        if operation is Operation.COLLECTION and any(k.lower() == b"upgrade" for k, _ in self._headers):
             # A server without a WebSocket library hands the upgrade on as a GET; 426 makes clients fall back to HTTP.
             raise Rejected.because(Reason.WEBSOCKET_UNSUPPORTED)
         if operation is Operation.COLLECTION and self._settings.tenant_mode != "single":
             raise Rejected.because(Reason.UNSUPPORTED_OPERATION)
-        reads_body = operation.reads_body
+        try:
+            await self._runtime.state.ensure_open()
+        except SecretMismatch:
+            raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
         host = self._settings.tenant_mode == "host"
-        needs_body = reads_body or (not host and self._runtime.tenants.wants_body(self._scope["headers"]))
+        needs_body = operation.reads_body or (not host and self._runtime.tenants.wants_body(self._headers))
         body = await self._read_body() if needs_body else b""
         tenant = None if host else self._resolve(body)
-        if reads_body:
+        if operation.reads_body:
             await self._inspect(body)
         if tenant is not None:
             await self._decide(tenant)
 
     def _resolve(self, body: bytes) -> Tenant:
         scope = self._scope
-        client = scope.get("client")
+        client, server = scope.get("client"), scope.get("server")
         query = scope.get("query_string", b"")
-        target = scope.get("raw_path") or scope["path"].encode()
+        target = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0]
         return self._runtime.tenants.resolve(
-            scope["headers"],
+            self._headers,
             peer=client[0] if client else None,
-            unix=not client or not client[0],
+            unix=not (client and client[0]) and server is not None and server[1] is None,
             method=scope["method"],
             target=target + (b"?" + query if query else b""),
             body=body,
@@ -139,12 +160,13 @@ class Responder:
     async def _read_body(self) -> bytes:
         """The body as the client sent it; kept to be replayed to the app, whose bytes are the same."""
         limit = self._settings.max_request_bytes
-        declared = next((v for k, v in self._scope["headers"] if k == b"content-length"), b"")
+        declared = next((v for k, v in self._headers if k.lower() == b"content-length"), b"")
         if self._enforce and declared.isdigit() and int(declared) > limit:
             raise Rejected.because(Reason.REQUEST_TOO_LARGE)
         chunks: list[bytes] = []
         size = 0
-        while True:
+        more = True
+        while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise _ClientGone
@@ -153,31 +175,30 @@ class Responder:
             size += len(chunks[-1])
             if size > limit:
                 raise Rejected.because(Reason.REQUEST_TOO_LARGE)
-            if not message.get("more_body", False):
-                break
+            more = message.get("more_body", False)
         body = b"".join(chunks)
         self._replay = [{"type": "http.request", "body": body, "more_body": False}]
         return body
 
     async def _inspect(self, body: bytes) -> None:
-        encodings = [v for k, v in self._scope["headers"] if k.lower() == b"content-encoding"]
-        if len(body) > (_INLINE_COMPRESSED_BYTES if encodings else _INLINE_BYTES):
+        check_content_type([v for k, v in self._headers if k.lower() == b"content-type"])
+        encodings = [v for k, v in self._headers if k.lower() == b"content-encoding"]
+        # How large a coded body is nobody knows before it is decoded.
+        if encodings or len(body) > _INLINE_BYTES:
             self._request = await asyncio.to_thread(self._inspected, body, encodings)
         else:
             self._request = self._inspected(body, encodings)
-        self._exchange.model = self._request.model
 
     def _inspected(self, body: bytes, encodings: list[bytes]) -> Inspected:
         if encodings:
             body = decode_body(body, encodings, limit=self._settings.max_request_bytes)
         found = inspect_body(self._match.operation, body, max_selectors=self._settings.max_selectors)
-        path = path_selectors(self._match)
-        return Inspected((*path, *found.selectors), found.model, found.stream, found.store, found.background)
+        return replace(found, selectors=(*self._path, *found.selectors)) if self._path else found
 
     async def _decide(self, tenant: Tenant) -> None:
         """Look up and decide. Raises :class:`Rejected`."""
         runtime = self._runtime
-        self._exchange.tenant = tenant
+        self.tenant = tenant
         ledger = self._ledger = Ledger(
             self._match.operation,
             tenant,
@@ -189,6 +210,8 @@ class Responder:
         selectors = self._request.selectors
         try:
             if ledger.will_record:
+                runtime.state.require_healthy()
+            if ledger.will_count:
                 await runtime.state.require_room(ledger.tenant_digests)
             if selectors:
                 keys = [ledger.key(s.kind, s.id) for s in selectors]
@@ -203,70 +226,22 @@ class Responder:
             case Pass():
                 self._count("pass")
             case Pin(upstream):
-                self._exchange.pin = upstream
+                self.pin = upstream
                 self._count("pin")
             case Reject(rejection, known):
-                self._exchange.pin = known
+                self.pin = known
                 raise Rejected(rejection)
-
-    async def _admit(self, tenant: Tenant) -> None:
-        try:
-            await self._decide(tenant)
-        except Rejected as rejected:
-            if self._enforce:
-                self._rejection = rejected.rejection
-                raise
-            self._note(rejected.rejection)
-
-    async def _forward(self) -> None:
-        try:
-            with exchange_scope(self._exchange):
-                async with asyncio.timeout(None) as self._ending:
-                    await self._runtime.app(self._app_scope(), self._app_receive, self._app_send)
-        except TimeoutError:
-            if not self._ending_expired():
-                raise
-            if not self._closed:
-                self._closed = True
-                await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-        except Rejected as rejected:
-            if self._started:
-                raise
-            if not self._closed:
-                await self.replace(rejected.rejection)
-        except Exception:
-            if self._answer is not None and not self._started and not self._closed:
-                # The app has answered in part, but it was held: without this the client would see a bare 500 and,
-                # being an SDK, send the request again.
-                await self.replace(reject(Reason.UPSTREAM_FAILED))
-            raise
-        finally:
-            self._exchange.finish()
-            if self._answer is not None:
-                self._answer.close()
-        if self._aborted:
-            raise ConnectionAbortedError("a stream could not be completed")
-
-    def _ending_expired(self) -> bool:
-        return self._ending is not None and self._ending.expired()
 
     def _app_scope(self) -> Scope:
         settings = self._settings
-        strip = set() if self._settings.tenant_mode == "host" else set(self._runtime.tenants.headers_to_strip)
-        headers = self._scope["headers"]
-        if settings.pin_header:
-            strip.add(settings.pin_header.lower().encode())
-        if strip:
-            headers = [(k, v) for k, v in headers if k.lower() not in strip]
-        if settings.pin_header and self._exchange.pin is not None:
-            headers = [*headers, (settings.pin_header.lower().encode(), self._exchange.pin.name.encode())]
-        extensions = self._scope.get("extensions") or {}
-        # A file that the server sends by itself could not be observed.
-        kept = {
-            k: v for k, v in extensions.items() if k not in ("http.response.pathsend", "http.response.zerocopysend")
-        }
+        strip = self._runtime.stripped
+        headers = [(k, v) for k, v in self._headers if k.lower().replace(b"_", b"-") not in strip]
+        if settings.pin_header and self.pin is not None:
+            headers.append((settings.pin_header.lower().encode(), self.pin.name.encode()))
+        # A file that the server sends by itself could not be observed, and trailers would follow our own end.
+        extensions = {k: v for k, v in (self._scope.get("extensions") or {}).items() if k not in _NOT_OFFERED}
         state = {**(self._scope.get("state") or {}), "homeport": self._exchange}
-        return {**self._scope, "headers": headers, "state": state, "extensions": kept}
+        return {**self._scope, "headers": headers, "state": state, "extensions": extensions}
 
     async def _app_receive(self) -> Message:
         if self._replay:
@@ -276,116 +251,135 @@ class Responder:
     # The way of the response
 
     async def _app_send(self, message: Message) -> None:
-        if self._closed:
-            return
         kind = message["type"]
         if kind == "http.response.start":
             try:
-                self._answer = await self._begin(message)
+                self._answer = self._begin(message)
+                if self._ledger is not None and self._ledger.deletes and 200 <= message["status"] < 300:
+                    await self._ledger.deleted(self._request.selectors[0])
             except Rejected as rejected:
-                await self.replace(rejected.rejection)
+                self._count(rejected.rejection.reason.value)
+                await self._outlet.reject(rejected.rejection)
+                if self._rejection is None:
+                    self._outlet.end_app(0)  # nobody will see what it still does, and a provider may be paid for it
                 return
-            await self._answer.start(message)
+            await self._answer.start(self._without_served_by(message))
         elif kind == "http.response.body" and self._answer is not None:
             await self._answer.body(message)
         else:
-            await self._send(message)
+            await self._outlet.send(message)
 
-    async def _begin(self, message: Message) -> Answer:
+    def _begin(self, message: Message) -> Answer:
         """Choose how this response is answered. Raises :class:`Rejected` for one that may not reach the client."""
         if self._rejection is not None:
             raise Rejected(self._rejection)
-        self._read_served_by(message)
-        pin, ledger = self._exchange.pin, self._ledger
-        if (
-            self._enforce
-            and self._exchange.reported
-            and pin
-            and self._owner
-            and self._owner.fingerprint != pin.fingerprint
-        ):
-            raise Rejected.because(Reason.PIN_VIOLATED)
-        if not 200 <= message["status"] < 300:
-            return PlainAnswer(self)
+        status, ledger = message["status"], self._ledger
+        named = self._read_served_by(message)
+        if self._enforce and self._reported:
+            self._check_pin()
+        if status == 500:
+            return KeptAnswer(self._outlet)
+        if not 200 <= status < 300:
+            return PlainAnswer(self._outlet)
+        if not named:
+            self._refuse(
+                reject(Reason.INTEGRATION_FAULT, message="The application named an upstream that is not known.")
+            )
         if ledger is None:
             if self._enforce:
-                raise Rejected(
-                    reject(Reason.INTEGRATION_FAULT, message="The application did not call exchange.admit().")
-                )
-            return PlainAnswer(self)
-        if ledger.deletes:
-            await ledger.deleted(self._request.selectors[0])
-            return PlainAnswer(self)
-        if not ledger.observes:
-            return PlainAnswer(self)
+                text = "The application did not call exchange.admit()."
+                raise Rejected(reject(Reason.INTEGRATION_FAULT, message=text))
+            return PlainAnswer(self._outlet)
+        if ledger.deletes or not ledger.observes:
+            return PlainAnswer(self._outlet)
         content_type = b"".join(header_values(message, b"content-type"))
-        streamed = is_event_stream(content_type)
-        return StreamedAnswer(self, self._settings) if streamed else BufferedAnswer(self, self._settings)
+        asked = self._request.stream and ledger.creates and not content_type.startswith(b"application/json")
+        if asked or is_event_stream(content_type):
+            return StreamedAnswer(self._outlet, self, self._settings)
+        return BufferedAnswer(self._outlet, self, self._settings)
 
-    def _read_served_by(self, message: Message) -> None:
+    def _read_served_by(self, message: Message) -> bool:
+        """Take the report of an app that speaks headers; False if it names an upstream that is not known."""
         name = self._settings.served_by_header
-        if not name:
-            return
-        values = header_values(message, name.lower().encode())
+        values = header_values(message, name.lower().encode()) if name else []
         if values:
             try:
-                self._exchange.served_by(values[-1].decode("latin-1"))
+                self.report(values[-1].decode("latin-1"))
             except LookupError:
-                raise Rejected(
-                    reject(Reason.INTEGRATION_FAULT, message="The application named an upstream that is not known.")
-                ) from None
-        if not self._settings.expose_served_by:
-            lowered = name.lower().encode()
-            message["headers"] = [(k, v) for k, v in message["headers"] if k.lower() != lowered]
+                return False
+        return True
 
-    def _report(self, upstream: Upstream | str | None) -> Upstream | None:
+    def _without_served_by(self, message: Message) -> Message:
+        name = self._settings.served_by_header
+        if not name or self._settings.expose_served_by:
+            return message
+        lowered = name.lower().encode()
+        return {**message, "headers": [(k, v) for k, v in message.get("headers", ()) if k.lower() != lowered]}
+
+    def _check_pin(self) -> None:
+        if self.pin is not None and self._owner is not None and self._owner.fingerprint != self.pin.fingerprint:
+            raise Rejected.because(Reason.PIN_VIOLATED)
+
+    def _served_by(self) -> Upstream | None:
+        """Who owns what this exchange made; None for nobody. Raises :class:`Rejected` where that cannot be said."""
+        if not self._reported:
+            if len(self._upstreams) > 1:
+                raise Rejected.because(Reason.INTEGRATION_FAULT)
+            return next(iter(self._upstreams.values()))
+        self._check_pin()
+        return self._owner
+
+    async def _conclude(self, fault: Exception | None) -> None:
+        """The app is over: tell the client what it has not been told. Raises ``fault`` unless it was our doing."""
+        told = self._rejection or (fault.rejection if isinstance(fault, Rejected) else None)
+        outlet = self._outlet
+        if outlet.progress is Progress.HELD:
+            if told is not None:
+                self._count(told.reason.value)
+                await outlet.reject(told)
+            elif self._answer is not None:
+                await self._answer.app_over()
+                if outlet.progress is Progress.HELD:
+                    # An answer in part, which was held. Without this the client would see a bare 500 and, being an SDK,
+                    # send the request again.
+                    await outlet.reject(reject(Reason.UPSTREAM_FAILED))
+        elif self._cut.fired:
+            await outlet.finish()
+        if outlet.aborted:
+            raise ConnectionAbortedError("a stream could not be completed")
+        if fault is not None and not self._cut.fired and not _refusal(fault):
+            raise fault
+
+    # The port to the app (homeport.exchange.Port)
+
+    @property
+    def model(self) -> str | None:
+        return self._request.model
+
+    def report(self, upstream: Upstream | str | None) -> None:
+        if self._over:
+            return
         if isinstance(upstream, str):
             if upstream not in self._upstreams:
                 raise LookupError("served_by() names an upstream that is not in the directory")
             upstream = self._upstreams[upstream]
         self._owner = upstream
-        return upstream
+        self._reported = True
 
-    def _served_by(self) -> Upstream | None:
-        """Who owns what this exchange made; None for nobody. Raises :class:`Rejected` where that cannot be said."""
-        pin = self._exchange.pin
-        if not self._exchange.reported:
-            if len(self._upstreams) > 1:
-                raise Rejected.because(Reason.INTEGRATION_FAULT)
-            return next(iter(self._upstreams.values()))
-        owner = self._owner
-        if pin is not None and owner is not None and owner.fingerprint != pin.fingerprint:
-            raise Rejected.because(Reason.PIN_VIOLATED)
-        return owner
-
-    # What an answer needs (homeport.answers.Outlet)
-
-    async def send(self, message: Message) -> None:
-        if self._closed:
+    async def admit(self, tenant: Tenant) -> None:
+        if self._settings.tenant_mode != "host":
+            raise RuntimeError("exchange.admit() is for HOMEPORT_TENANT_MODE=host")
+        if self._over or self.tenant not in (None, tenant):
+            raise RuntimeError("exchange.admit() was called after the end, or for a second tenant")
+        if self.tenant is not None and self._rejection is None:
             return
-        if message["type"] == "http.response.start":
-            self._started = True
-            if self._would_reject is not None:
-                outcome = f"would-reject/{self._would_reject.value}".encode()
-                message = {**message, "headers": [*message.get("headers", ()), (OUTCOME_HEADER.encode(), outcome)]}
-        await self._send(message)
+        self._rejection = None
+        try:
+            await self._decide(tenant)
+        except Rejected as rejected:
+            self._refuse(rejected.rejection, stands=True)
 
-    async def replace(self, rejection: Rejection) -> None:
-        self._count(rejection.reason.value)
-        self._closed = self._started = True
-        status, headers, body = rejection.answer(
-            method=self._scope["method"], retryable_status=self._settings.retryable_status
-        )
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
-
-    def end_app(self, delay: float | None) -> None:
-        if self._ending is not None and not self._ending.expired():
-            when = None if delay is None else asyncio.get_running_loop().time() + delay
-            self._ending.reschedule(when)
-
-    def abort(self) -> None:
-        self._closed = self._aborted = True
+    # What an answer tells (homeport.answers.Recorder)
 
     async def pending(self, observed: Observed) -> None:
         if self._ledger is not None and self._ledger.creates:
@@ -402,12 +396,10 @@ class Responder:
 
     def unreadable(self) -> None:
         if self._ledger is not None and self._ledger.creates:
-            self._count("unreadable")
-            if self._enforce:
-                raise Rejected.because(Reason.COMMIT_FAILED)
+            self._refuse(reject(Reason.COMMIT_FAILED))
 
     async def _record(self, write: _Write, observed: Observed) -> None:
-        if observed.id is None:
+        if observed.empty:
             return
         try:
             owner = self._served_by()
@@ -416,14 +408,31 @@ class Responder:
                 return
             await write(observed, owner)
         except Rejected as rejected:
-            if self._enforce:
-                _logger.warning("a response was withheld: %s", rejected.rejection.reason.value)
-                raise
-            self._count(f"would-reject/{rejected.rejection.reason.value}")
+            _logger.warning("a response could not be owned: %s", rejected.rejection.reason.value)
+            self._refuse(rejected.rejection)
+
+    def _refuse(self, rejection: Rejection, *, stands: bool = False) -> None:
+        """Raise ``rejection``; in mode observe only say that it would have been. ``stands``: whatever the app does."""
+        if not self._enforce:
+            self._note(rejection)
+            return
+        if stands:
+            self._rejection = rejection
+        raise Rejected(rejection)
 
     def _note(self, rejection: Rejection) -> None:
-        self._would_reject = rejection.reason
-        self._count(f"would-reject/{rejection.reason.value}")
+        outcome = f"would-reject/{rejection.reason.value}"
+        self._count(outcome)
+        self._outlet.extra = [(OUTCOME_HEADER.encode(), outcome.encode())]
 
     def _count(self, outcome: str) -> None:
         telemetry.decisions.add(1, {"operation": self._match.operation.value, "outcome": outcome})
+
+
+def _refusal(fault: BaseException | None) -> bool:
+    """Whether ``fault`` is, or was made of, a :class:`Rejected`: an answer, not an error."""
+    while fault is not None:
+        if isinstance(fault, Rejected):
+            return True
+        fault = fault.__cause__ or fault.__context__
+    return False

@@ -6,7 +6,8 @@ for their own messages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -14,18 +15,22 @@ import msgspec
 from homeport import strictjson
 from homeport.errors import Reason, Rejected, reject
 from homeport.keys import Kind
-from homeport.operations import Match, Operation
+from homeport.operations import MAX_ID_BYTES, Match, Operation
 
-__all__ = ["MAX_ID_BYTES", "Inspected", "Selector", "inspect_body", "path_selectors"]
-
-MAX_ID_BYTES = 4096
+__all__ = ["Inspected", "Selector", "check_content_type", "inspect_body", "path_selectors"]
 
 _TOP = frozenset(
     {"previous_response_id", "conversation", "input", "items", "tools", "model", "stream", "store", "background"}
 )
-_ITEM = frozenset({"id", "type", "role", "encrypted_content", "result", "container_id", "environment"})
-_TOOL = frozenset({"type", "container", "environment"})
-_NAMED = frozenset({"id", "container_id", "type"})
+_ITEM = frozenset(
+    {"id", "type", "role", "encrypted_content", "result", "container", "container_id", "environment", "tools"}
+)
+_TOOL = frozenset({"type", "container", "container_id", "environment", "tools"})
+_NAMED = frozenset({"id", "container", "container_id", "type"})
+_MAX_DEPTH = 4  # of tools inside of tools, and of holders of containers
+
+_PLAIN_TYPES = frozenset({b"", b"application/json", b"text/json", b"text/plain", b"application/octet-stream"})
+_CHARSET = re.compile(rb"charset\s*=\s*\"?([^\s;\"]*)")
 
 # Without this member the item is a mere pointer to what the upstream stored under its id.
 _CONTENT_OF = {"reasoning": "encrypted_content", "compaction": "encrypted_content", "image_generation_call": "result"}
@@ -63,6 +68,26 @@ def path_selectors(match: Match) -> tuple[Selector, ...]:
     return (Selector(kind, match.path_id, in_path=True),)
 
 
+def check_content_type(values: Sequence[bytes]) -> None:
+    """Refuse a body that the app may read as something else than the JSON that is inspected.
+
+    Raises :class:`homeport.errors.Rejected` for forms, for charsets other than UTF-8, and for two types.
+    """
+    if len(values) > 1:
+        raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
+    kind, _, parameters = (values[0] if values else b"").lower().partition(b";")
+    kind = kind.strip()
+    charset = _CHARSET.search(parameters)
+    plain = kind in _PLAIN_TYPES or (kind.startswith(b"application/") and kind.endswith(b"+json"))
+    if not plain or (charset is not None and charset[1] not in (b"utf-8", b"utf8", b"us-ascii")):
+        raise Rejected(
+            reject(
+                Reason.UNSUPPORTED_ENCODING,
+                message="The body must be JSON in UTF-8, and its content type must say so (application/json).",
+            )
+        )
+
+
 def inspect_body(operation: Operation, body: bytes, *, max_selectors: int) -> Inspected:
     """The selectors in a decoded request ``body``, whatever its declared content type.
 
@@ -78,6 +103,9 @@ def inspect_body(operation: Operation, body: bytes, *, max_selectors: int) -> In
         selectors = list(_references(operation, top))
     except strictjson.Ambiguous:
         raise Rejected.because(Reason.AMBIGUOUS_SELECTOR) from None
+    except strictjson.TooMany:
+        text = "The request holds more items than this gateway inspects."
+        raise Rejected(reject(Reason.TOO_MANY_SELECTORS, message=text)) from None
     except strictjson.Invalid:
         raise Rejected.because(Reason.INVALID_JSON) from None
     return Inspected(
@@ -102,7 +130,7 @@ def _references(operation: Operation, top: strictjson.Members) -> Iterator[Selec
     if conversation:
         yield Selector(Kind.CONVERSATION, conversation)
     yield from _in_items("input", top.get("input"))
-    yield from _in_tools(top.get("tools"))
+    yield from _in_tools("tools", top.get("tools"))
 
 
 def _conversation_id(raw: msgspec.Raw | None) -> str | None:
@@ -117,11 +145,11 @@ def _conversation_id(raw: msgspec.Raw | None) -> str | None:
 def _objects(name: str, raw: msgspec.Raw | None, known: frozenset[str]) -> Iterator[tuple[str, strictjson.Members]]:
     """The objects of the array ``raw``, each with its name for error messages."""
     try:
-        for index, element in enumerate(strictjson.array(raw or b"[]", known)):
-            if isinstance(element, dict):
-                yield f"{name}[{index}]", element
+        elements = strictjson.array(raw or b"[]", known)
     except strictjson.NotAnObject:
-        raise _invalid_type(name, "an array of objects", "an array of arrays") from None
+        raise _invalid_type(name, "an array of objects", "something else in it") from None
+    for index, element in enumerate(elements):
+        yield f"{name}[{index}]", element
 
 
 def _in_items(name: str, raw: msgspec.Raw | None) -> Iterator[Selector]:
@@ -134,8 +162,10 @@ def _in_items(name: str, raw: msgspec.Raw | None) -> Iterator[Selector]:
 
 
 def _in_item(name: str, item: strictjson.Members) -> Iterator[Selector]:
-    item_type = _text_or_none(item.get("type")) or None
-    encrypted = _text_or_none(item.get("encrypted_content"))
+    # A wrong type here would be absent to one reader and present to another.
+    item_type, _, encrypted, _ = (
+        _text(f"{name}.{k}", item.get(k)) for k in ("type", "role", "encrypted_content", "result")
+    )
     if encrypted:
         yield Selector(Kind.ENCRYPTED, encrypted, hard=False)
     if _is_pointer(item, item_type):
@@ -144,6 +174,7 @@ def _in_item(name: str, item: strictjson.Members) -> Iterator[Selector]:
             yield Selector(Kind.ITEM, item_id)
     for container in _containers(name, item):
         yield Selector(Kind.CONTAINER, container, hard=False)
+    yield from _in_tools(f"{name}.tools", item.get("tools"))
 
 
 def _is_pointer(item: strictjson.Members, item_type: str | None) -> bool:
@@ -156,33 +187,38 @@ def _is_pointer(item: strictjson.Members, item_type: str | None) -> bool:
     return content is not None and _is_absent(item.get(content))
 
 
-def _in_tools(raw: msgspec.Raw | None) -> Iterator[Selector]:
+def _in_tools(name: str, raw: msgspec.Raw | None, depth: int = 0) -> Iterator[Selector]:
     if _is_absent(raw):
         return
     if _kind(raw) != "an array":
-        raise _invalid_type("tools", "an array", _kind(raw))
-    for name, tool in _objects("tools", raw, _TOOL):
-        for container in _containers(name, tool):
+        raise _invalid_type(name, "an array", _kind(raw))
+    if depth > _MAX_DEPTH:
+        raise _invalid_type(name, "no more tools inside of tools", "more")
+    for tool_name, tool in _objects(name, raw, _TOOL):
+        for container in _containers(tool_name, tool):
             yield Selector(Kind.CONTAINER, container)
+        yield from _in_tools(f"{tool_name}.tools", tool.get("tools"), depth + 1)
 
 
-def _containers(name: str, holder: strictjson.Members) -> Iterator[str]:
-    """Containers named by ``container``, ``container_id`` or inside of ``environment``."""
+def _containers(name: str, holder: strictjson.Members, depth: int = 0) -> Iterator[str]:
+    """Containers named by ``container`` or ``container_id``, as an id or an object, or inside of ``environment``."""
     for key in ("container", "container_id", "environment"):
         raw = holder.get(key)
         if raw is None:
             continue
-        if _kind(raw) == "an object":
-            inner = strictjson.members(raw, _NAMED)
-            candidates = [(f"{name}.{key}.{k}", inner[k]) for k in ("id", "container_id") if k in inner]
-        elif key == "environment":
-            continue
-        else:
-            candidates = [(f"{name}.{key}", raw)]
-        for field_name, value in candidates:
-            found = _id(field_name, value)
+        where = f"{name}.{key}"
+        if _kind(raw) != "an object":
+            found = _id(where, raw)
             if found:
                 yield found
+            continue
+        if depth > _MAX_DEPTH:
+            raise _invalid_type(where, "a container", "objects inside of objects")
+        inner = strictjson.members(raw, _NAMED)
+        found = _id(f"{where}.id", inner.get("id"))
+        if found:
+            yield found
+        yield from _containers(where, inner, depth + 1)
 
 
 def _bounded(selectors: list[Selector], limit: int) -> tuple[Selector, ...]:
@@ -206,6 +242,15 @@ def _id(name: str, raw: msgspec.Raw | None) -> str | None:
     if "\0" in text or len(text.encode()) > MAX_ID_BYTES:
         raise _invalid_value(name)
     return text
+
+
+def _text(name: str, raw: msgspec.Raw | None) -> str | None:
+    """A member that must be text if it is there; None if it is absent."""
+    if raw is None or _is_absent(raw):
+        return None
+    if _kind(raw) != "a string":
+        raise _invalid_type(name, "a string", _kind(raw))
+    return _string(raw)
 
 
 def _string(raw: msgspec.Raw) -> str:

@@ -51,13 +51,13 @@ class Settings(BaseSettings):
         Field(("", "/v1", "/openai", "/openai/v1"), description="Where the API is served; `/` stands for no prefix.")
     )
 
-    database_url: _Text = Field(
+    database_url: Annotated[_Text, AfterValidator(checks.database_url)] = Field(
         "sqlite+aiosqlite:///./homeport.db",
         repr=False,
         description="The store: `memory://`, `sqlite+aiosqlite:///…` or `postgresql+asyncpg://…`.",
     )
     database_url_file: Path | None = Field(None, description="A file that holds HOMEPORT_DATABASE_URL.")
-    listen_url: _Text | None = Field(
+    listen_url: Annotated[_Text, AfterValidator(checks.listen_url)] | None = Field(
         None,
         repr=False,
         description="A direct connection for notifications, where a pooler stands before the database.",

@@ -6,7 +6,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, ConfigDict, Field, SecretStr
@@ -15,9 +15,14 @@ from pydantic.dataclasses import dataclass
 from homeport.settings_sources import unknown_name
 from homeport.units import parse_list
 
+if TYPE_CHECKING:
+    from sqlalchemy import URL
+
 __all__ = [
     "UpstreamSettings",
+    "database_url",
     "header_name",
+    "listen_url",
     "normalise_base_url",
     "path_prefixes",
     "proxies",
@@ -47,6 +52,40 @@ def text(value: str) -> str:
     if not value.strip():
         raise ValueError("must not be empty")
     return value
+
+
+def database_url(value: str) -> str:
+    """The URL of a store that homeport ships; it is neither kept nor shown in part."""
+    scheme = value.partition(":")[0]
+    if scheme == "memory":
+        return value
+    if scheme not in ("sqlite+aiosqlite", "postgresql+asyncpg"):
+        raise ValueError("must be memory://, sqlite+aiosqlite:///path or postgresql+asyncpg://user@host/database")
+    parsed = _parsed_database_url(value)
+    if scheme == "sqlite+aiosqlite" and (parsed.host or parsed.database in (None, "", ":memory:")):
+        raise ValueError("must be sqlite+aiosqlite:/// and a path (four slashes: an absolute one), or memory://")
+    return value
+
+
+def listen_url(value: str) -> str:
+    """The URL of a PostgreSQL server."""
+    if not value.startswith(("postgresql://", "postgresql+asyncpg://")):
+        raise ValueError("must be postgresql+asyncpg://user@host/database")
+    _parsed_database_url(value)
+    return value
+
+
+def _parsed_database_url(value: str) -> URL:
+    from sqlalchemy import make_url  # not needed for memory://, and slow to import
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        parsed = make_url(value)
+    except (ArgumentError, ValueError):
+        raise ValueError("cannot be read as a database URL; is its port a number?") from None
+    if parsed.port is not None and not 0 < parsed.port < 65536:
+        raise ValueError("must have a port between 1 and 65535")
+    return parsed
 
 
 def unique(values: tuple[str, ...]) -> tuple[str, ...]:
@@ -104,6 +143,8 @@ def split_signing_key(value: str) -> tuple[str, bytes]:
 def signing_keys(values: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
     """``id:secret`` each, ids all different, secrets of at least 16 bytes."""
     pairs = [split_signing_key(v.get_secret_value()) for v in values]
+    if any(":" not in v.get_secret_value() for v in values):
+        raise ValueError("must hold keys as id:secret; one has no colon")
     if any(_KEY_ID.fullmatch(key_id) is None for key_id, _ in pairs):
         raise ValueError("must hold keys as id:secret, the id of letters, digits, dot, dash and underscore")
     if any(len(key) < MIN_SECRET_BYTES for _, key in pairs):
@@ -173,6 +214,8 @@ def upstreams(value: object) -> object:
     listed: Sequence[Any]
     if isinstance(value, str):
         pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+        if any(not equals or "://" in name for name, equals, _ in pairs):
+            raise ValueError("must be written name=url, a=https://one.example for one; several with commas")
         listed = [{"name": name.strip(), "base_url": url.strip()} for name, _, url in pairs]
     elif isinstance(value, list | tuple):
         listed = value

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from cachetools import TLRUCache, TTLCache
@@ -38,8 +39,16 @@ _T = TypeVar("_T")
 _logger = logging.getLogger("homeport.state")
 
 _PROBE_INTERVAL = 1.0
+_COMMIT_GRACE = 1.0
 _TOUCH_DELAY = 0.5  # seconds in which reads that prolong a life are collected
 _COUNT_LIFETIME = 5.0  # seconds for which a tenant's count is believed; the overshoot it allows is bounded and harmless
+
+
+@dataclass(slots=True)
+class _Count:
+    """A tenant's records: counted in the store, and since then here. Changed in place, so that it ages all the same."""
+
+    records: int
 
 
 class State:
@@ -53,7 +62,7 @@ class State:
         self._cache: TLRUCache[bytes, tuple[Record, float]] = TLRUCache(
             maxsize=settings.cache_size, ttu=lambda _key, value, _now: value[1], timer=time.monotonic
         )
-        self._counts: TTLCache[bytes, int] = TTLCache(maxsize=10_000, ttl=_COUNT_LIFETIME)
+        self._counts: TTLCache[bytes, _Count] = TTLCache(maxsize=10_000, ttl=_COUNT_LIFETIME)
         self._epoch = 0  # raised by every invalidation, so that a load in flight does not bring back what it removed
         self._healthy = True
         self._full_until = 0.0  # a store that said it is full is not asked again for a while
@@ -71,18 +80,21 @@ class State:
         return self._healthy
 
     async def open(self) -> None:
-        """Open the store; a database that is down is left to the probe.
+        """Open the store; a database that is down, or silent, is left to the probe.
 
         Raises :class:`homeport.stores.base.SecretMismatch` if this replica's secrets are not those of the namespace.
         """
         async with self._opening:
             if self._opened:
                 return
-            await self._store.open()
             try:
-                await self._verify()
-            except StoreUnavailable:
-                self._failed("open")
+                async with asyncio.timeout(self._settings.lookup_timeout):
+                    await self._store.open()
+                    await self._verify()
+            except TimeoutError:
+                self._failed("open", "no answer in time")
+            except StoreUnavailable as exc:
+                self._failed("open", str(exc))
             self._opened = True
 
     async def ensure_open(self) -> None:
@@ -92,11 +104,10 @@ class State:
 
     async def close(self) -> None:
         """Finish held commits, then close the store."""
-        if self._probe is not None:
-            self._probe.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._probe
-            self._probe = None
+        probe, self._probe = self._probe, None
+        if probe is not None:
+            probe.cancel()
+            await asyncio.wait({probe})
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._settings.commit_timeout)
         await self._store.close()
@@ -140,14 +151,16 @@ class State:
         """Whether the owner of ``key`` is cached."""
         return key.current in self._cache
 
-    async def require_room(self, tenant: Digests) -> None:
-        """Refuse what could not be recorded before a provider is paid for it.
-
-        Raises :class:`StoreUnavailable` while the store is known to be down, :class:`CapacityExceeded` when the tenant
-        has used up ``HOMEPORT_MAX_RECORDS_PER_TENANT``.
-        """
+    def require_healthy(self) -> None:
+        """Refuse what could not be recorded; raises :class:`StoreUnavailable` while the store is known to be down."""
         if not self._healthy:
             raise StoreUnavailable("the state store is known to be down")
+
+    async def require_room(self, tenant: Digests) -> None:
+        """Refuse what would not fit before a provider is paid for it.
+
+        Raises :class:`CapacityExceeded` when the tenant has used up ``HOMEPORT_MAX_RECORDS_PER_TENANT``.
+        """
         if time.monotonic() < self._full_until:
             raise CapacityExceeded("the store is full")
         limit = self._settings.max_records_per_tenant
@@ -155,31 +168,29 @@ class State:
             return
         count = self._counts.get(tenant.current)
         if count is None:
-            count = await self._timed("count", self._settings.lookup_timeout, lambda: self._store.count(tenant))
-            self._counts[tenant.current] = count
-        if count >= limit:
+            found = await self._timed("count", self._settings.lookup_timeout, lambda: self._store.count(tenant))
+            count = self._counts[tenant.current] = _Count(found)
+        if count.records >= limit:
             raise CapacityExceeded("the tenant's records are used up")
 
-    async def commit(self, write: Write, owner: Record) -> None:
-        """Make ``write`` durable; survives the cancellation of its caller.
+    async def commit(self, write: Write, owner: Record, *, timeout: float) -> None:
+        """Make ``write`` durable within ``timeout`` seconds; survives the cancellation of its caller.
 
         ``owner`` is the fact to cache for its keys once it is. Raises what :meth:`StateStore.commit` raises.
         """
-        task = self._background(self._commit(write, owner))
-        await asyncio.shield(task)
+        await asyncio.shield(self._background(self._commit(write, owner, timeout)))
 
     async def delete(self, key: StateKey) -> None:
         """Leave a tombstone. Raises :class:`StoreUnavailable`."""
         self._invalidate([key.current])
         await asyncio.shield(self._background(self._delete(key)))
 
-    async def _commit(self, write: Write, owner: Record) -> None:
+    async def _commit(self, write: Write, owner: Record, timeout: float) -> None:
         epoch = self._epoch
         started = time.perf_counter()
-        # The store tells a caller at write.deadline; the margin is for a COMMIT that is under way by then.
-        timeout = self._settings.commit_timeout * 2
         try:
-            await self._timed("commit", timeout, lambda: self._store.commit(write))
+            # The store tells a caller at write.deadline; the rest is for a COMMIT that is under way by then.
+            committed = await self._timed("commit", timeout + _COMMIT_GRACE, lambda: self._store.commit(write))
         except Exception as exc:
             telemetry.commits.add(1, {"outcome": type(exc).__name__})
             if isinstance(exc, CapacityExceeded):
@@ -187,12 +198,14 @@ class State:
             raise
         telemetry.commits.add(1, {"outcome": "committed"})
         telemetry.commit_seconds.record(time.perf_counter() - started)
-        for entry in write.entries:
-            if entry.counted and write.tenant.current in self._counts:
-                self._counts[write.tenant.current] += 1
+        revisions = committed.revisions
+        count = self._counts.get(write.tenant.current)
+        if count is not None:
+            count.records += sum(e.counted and revisions.get(e.key.current) == 1 for e in write.entries)
         if epoch == self._epoch:
             for entry in write.entries:
-                self._remember(entry.key, owner, entry.ttl)
+                if entry.key.current in revisions:  # not where a tombstone has outlived the write
+                    self._remember(entry.key, owner, entry.ttl)
         for key in write.forget:
             self._cache.pop(key.current, None)
 
@@ -229,16 +242,24 @@ class State:
                     await self._verify()
                 return await call()
         except TimeoutError:
-            self._failed(operation)
+            self._failed(operation, "no answer in time")
             raise StoreUnavailable("the state store did not answer in time") from None
-        except (StoreUnavailable, SecretMismatch):
-            self._failed(operation)
-            raise StoreUnavailable("the state store is not available") from None
+        except SecretMismatch as exc:
+            self._failed(operation, str(exc))
+            raise StoreUnavailable(str(exc)) from None
+        except StoreUnavailable as exc:
+            self._failed(operation, str(exc))
+            raise
 
-    def _failed(self, operation: str) -> None:
+    def _failed(self, operation: str, reason: str) -> None:
         telemetry.store_errors.add(1, {"operation": operation})
         if self._healthy:
-            _logger.error("the state store failed (%s); creates are refused until it answers", operation)
+            _logger.error(
+                "the state store failed (%s: %s); until it answers, follow-ups and creates that would be recorded are "
+                "refused",
+                operation,
+                reason,
+            )
             self._healthy = False
         if self._probe is None or self._probe.done():
             self._probe = asyncio.create_task(self._probing())
@@ -253,7 +274,9 @@ class State:
             except SecretMismatch:
                 _logger.critical("the state store was written with other secrets; nothing is served from it")
             except (StoreUnavailable, TimeoutError):
-                pass
+                pass  # said when it failed
+            except Exception as exc:  # noqa: BLE001 - a host's store; a probe that dies would refuse for ever
+                _logger.error("the probe of the state store failed: %s", type(exc).__name__)
             else:
                 self._healthy = True
                 _logger.warning("the state store answers again")

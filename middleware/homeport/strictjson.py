@@ -8,13 +8,22 @@ bytes by itself, but not invalid UTF-8 inside of skipped values, hence :func:`ch
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Set as AbstractSet
+from itertools import islice
 from typing import TypeAlias, cast
 
 import msgspec
 
-__all__ = ["Ambiguous", "Invalid", "Members", "NotAnObject", "array", "check_text", "members"]
+__all__ = ["Ambiguous", "Invalid", "Members", "NotAnObject", "TooMany", "array", "check_text", "members"]
+
+
+_MAX_KEYS = 100_000
+"""How many keys the inspected levels of one body may have; each costs about a microsecond."""
+
+_MAX_EMPTY = 10_000
+"""The same for empty objects, which have no keys to be counted by and cost more."""
 
 
 class Invalid(ValueError):
@@ -22,7 +31,11 @@ class Invalid(ValueError):
 
 
 class NotAnObject(Invalid):
-    """An array holds another array: a reader may take its elements for items."""
+    """An array holds something else than objects: a reader may take an inner array's elements for items."""
+
+
+class TooMany(ValueError):
+    """More members than are inspected in reasonable time."""
 
 
 class Ambiguous(ValueError):
@@ -43,11 +56,14 @@ _seen = threading.local()  # large bodies are inspected in threads
 
 def _count(_type: type, key: str) -> _Key:
     _seen.keys += 1
+    if _seen.keys > _MAX_KEYS:
+        raise TooMany
     return _Key(key)
 
 
 _object = msgspec.json.Decoder(dict[_Key, msgspec.Raw], dec_hook=_count)
-_array = msgspec.json.Decoder(list[dict[_Key, msgspec.Raw] | str | int | float | bool | None], dec_hook=_count)
+_array = msgspec.json.Decoder(list[dict[_Key, msgspec.Raw]], dec_hook=_count)
+_EMPTY = re.compile(rb"\{[ \t\n\r]*\}")
 
 
 def check_text(data: bytes) -> None:
@@ -68,26 +84,36 @@ def members(data: bytes | msgspec.Raw, known: AbstractSet[str]) -> Members:
     _seen.keys = 0
     try:
         found = cast(Members, _object.decode(data))
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    except msgspec.ValidationError as error:
+        raise _unless_too_many(error, Invalid("not a JSON object")) from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise Invalid("not a JSON object") from None
     _check([found], known)
     return found
 
 
-def array(data: bytes | msgspec.Raw, known: AbstractSet[str]) -> list[Members | str | float | bool | None]:
-    """The elements of the array in ``data``, objects as their members.
+def array(data: bytes | msgspec.Raw, known: AbstractSet[str]) -> list[Members]:
+    """The elements of the array in ``data``, which must be objects.
 
-    Raises :class:`NotAnObject` for an array inside of it, else as :func:`members`.
+    Raises :class:`NotAnObject` for any other element, else as :func:`members`.
     """
+    # In texts too, where they are harmless, but so many of them are nobody's.
+    if sum(1 for _ in islice(_EMPTY.finditer(memoryview(data)), _MAX_EMPTY + 1)) > _MAX_EMPTY:
+        raise TooMany("empty objects")
     _seen.keys = 0
     try:
-        found = cast("list[Members | str | float | bool | None]", _array.decode(data))
-    except msgspec.ValidationError:
-        raise NotAnObject("an array inside of an array") from None
+        found = cast("list[Members]", _array.decode(data))
+    except msgspec.ValidationError as error:
+        raise _unless_too_many(error, NotAnObject("not an array of objects")) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise Invalid("not a JSON array") from None
-    _check([element for element in found if isinstance(element, dict)], known)
+    _check(found, known)
     return found
+
+
+def _unless_too_many(error: msgspec.ValidationError, otherwise: ValueError) -> ValueError:
+    """What the decoder made of an exception of the hook's, told from its own."""
+    return TooMany("keys") if _seen.keys > _MAX_KEYS or isinstance(error.__cause__, TooMany) else otherwise
 
 
 def _check(objects: list[Members], known: AbstractSet[str]) -> None:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from homeport.errors import Reason, Rejected
+from homeport.errors import Reason, Rejected, reject
 from homeport.keys import Tenant
 from homeport.signatures import covers_body, verify
 
@@ -26,6 +26,10 @@ _OWS = b" \t"  # RFC 9110 section 5.6.3: no part of a value
 _SCOPES = (b"openai-organization", b"openai-project")
 _API_KEYS = (b"api-key", b"x-api-key")
 _BASE64URL = re.compile(rb"[A-Za-z0-9_-]+", re.ASCII)
+_NO_CLAIMS = (
+    "The credential is a token that changes, and this gateway has not been told which of its claims identify the "
+    "caller. Send an API key."
+)
 _SPACE_OR_LIST = re.compile(rb"[\s,]")
 
 
@@ -70,13 +74,11 @@ class TenantPolicy:
         self._strip = not settings.forward_tenant_headers and self._mode == "headers"
         self._sign_body = settings.tenant_signature_body and self._mode == "headers"
 
-    @property
-    def needs_body(self) -> bool:
-        """Whether every request must be read whole before its tenant is known."""
-        return self._sign_body
-
     def wants_body(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-        """Whether this request must be: all, or its signature covers the body though it need not."""
+        """Whether this request must be read whole before its tenant is known.
+
+        All must where signatures have to cover the body; elsewhere those whose signature does.
+        """
         return self._sign_body or any(covers_body(value) for value in self._signatures(headers))
 
     @property
@@ -215,6 +217,8 @@ def _identity(secret: bytes, claims: Sequence[str]) -> tuple[bytes, ...]:
     parts = secret.split(b".")
     if len(parts) not in (3, 5) or "alg" not in (_json_object(parts[0]) or {}):  # JWS or JWE (RFC 7519 section 3)
         return (b"secret", hashlib.sha256(secret).digest())
+    if not claims:
+        raise Rejected(reject(Reason.TENANT_UNSTABLE, message=_NO_CLAIMS))
     payload = _json_object(parts[1]) if len(parts) == 3 else None  # nobody but its audience can read a JWE
     found: list[bytes] = []
     for claim in claims:
@@ -222,8 +226,6 @@ def _identity(secret: bytes, claims: Sequence[str]) -> tuple[bytes, ...]:
         if not isinstance(value, str) or not value.strip():
             raise Rejected.because(Reason.TENANT_UNSTABLE)
         found += (claim.encode(), value.encode())
-    if not found:
-        raise Rejected.because(Reason.TENANT_UNSTABLE)
     return (b"jwt", str(len(claims)).encode(), *found)
 
 

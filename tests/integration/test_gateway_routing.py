@@ -131,13 +131,13 @@ def test_an_upstream_that_dies_before_it_answers_is_asked_once(pair: tuple[Provi
         assert (answer.status_code, answer.json()["error"]) == (
             502,
             {
-                "message": "The upstream failed before it answered.",
+                "message": "The upstream failed before it answered. It may have acted on the request.",
                 "type": "server_error",
                 "param": None,
-                "code": "upstream_error",
+                "code": "upstream_failed",
             },
         )
-        assert "x-should-retry" not in answer.headers
+        assert (answer.headers["x-should-retry"], answer.headers["x-homeport-outcome"]) == ("false", "upstream_failed")
         assert failing.requests == 1
 
 
@@ -163,8 +163,38 @@ def test_a_cut_stream_is_cut(pair: tuple[Provider, Provider]) -> None:
 
 def test_an_upstream_that_is_silent(echo: Server) -> None:
     with run_gateway(("echo", echo.url), read_timeout=0.3) as server:
-        answer = httpx.get(f"{server}/v1/mute")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "upstream_timeout")
+        for headers in ({}, EXCHANGE):
+            answer = httpx.get(f"{server}/v1/mute", headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (504, "upstream_timeout")
+            assert answer.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("headers", [{}, EXCHANGE])
+def test_every_answer_of_its_own_says_why(echo: Server, headers: dict[str, str]) -> None:
+    dead = f"http://127.0.0.1:{free_port()}"
+    upstreams = (("echo", echo.url, ["m"]), ("dead", dead, ["n"]), ("paused", dead, ["p"], None, True))
+    asked = {
+        "unknown_url": ("/v1/a/../b", "m", {}),
+        "model_not_found": ("/v1/x", "other", {}),
+        "upstream_unavailable": ("/v1/x", "n", {}),
+        "invalid_header": ("/v1/x", "m", {"x-odd": b"\xff"}),
+        "upstream_timeout": ("/v1/mute", "m", {}),
+    }
+    with run_gateway(*upstreams, read_timeout=0.3, retryable_status=400) as server:
+        for outcome, (path, model, more) in asked.items():
+            told = exchange(model=model) if headers else {}
+            with socket.create_connection(("127.0.0.1", server.port), 5) as client:
+                body = json.dumps({"model": model}).encode()
+                lines = {"host": "x", "content-type": "application/json", "content-length": str(len(body)), **told}
+                head = "".join(f"{k}: {v}\r\n" for k, v in lines.items()).encode()
+                head += b"".join(k.encode() + b": " + v + b"\r\n" for k, v in more.items())
+                client.sendall(f"POST {path} HTTP/1.1\r\nconnection: close\r\n".encode() + head + b"\r\n" + body)
+                got = b""
+                while piece := client.recv(65536):
+                    got += piece
+            assert f"x-homeport-outcome: {outcome}".encode() in got, (outcome, got)
+            if not headers:  # with an exchange, the middleware applies the setting
+                assert got.startswith(b"HTTP/1.1 400 "), (outcome, got)
 
 
 @pytest.mark.parametrize("path", ["hang", "mute"])

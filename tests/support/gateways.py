@@ -66,17 +66,23 @@ def create() -> ASGIApp:
             await gateway(scope, receive, send)
             return
         served: list[str] = []
-
-        def report(upstream: Upstream | str | None) -> Upstream | None:
-            assert isinstance(upstream, Upstream)
-            served.append(upstream.name)
-            return upstream
-
         wanted = json.loads(given)
-        exchange = Exchange(report)
-        exchange.model = wanted.get("model")
+
+        class FakePort:
+            model = wanted.get("model")
+            tenant = None
+            pin = None
+
+            def report(self, upstream: Upstream | str | None) -> None:
+                assert isinstance(upstream, Upstream)
+                served.append(upstream.name)
+
+            async def admit(self, tenant: object) -> None:
+                raise AssertionError
+
         if "pin" in wanted:
-            exchange.pin = gateway.directory.upstreams().get(wanted["pin"]) or Upstream(wanted["pin"], "")
+            FakePort.pin = gateway.directory.upstreams().get(wanted["pin"]) or Upstream(wanted["pin"], "")
+        exchange = Exchange(FakePort())
         headers = [(k, v) for k, v in scope["headers"] if k != b"x-test-exchange"]
         scope = {**scope, "headers": headers, "state": {**scope.get("state", {}), "homeport": exchange}}
 

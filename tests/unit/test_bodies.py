@@ -43,6 +43,12 @@ def refused(data: bytes, *encodings: bytes, limit: int = LIMIT) -> Reason:
     return caught.value.rejection.reason
 
 
+def test_a_body_that_does_not_decode_is_not_called_bad_json() -> None:
+    with pytest.raises(Rejected) as caught:
+        decode_body(b"{}", [b"gzip"], limit=LIMIT)
+    assert "content coding" in caught.value.rejection.message
+
+
 @pytest.mark.parametrize(("name", "pack"), PACKERS)
 @pytest.mark.parametrize("body", [BODY, NOISE, b"\0" * 400_000, b"{}"])
 def test_every_coding(name: str, pack: Callable[[bytes], bytes], body: bytes) -> None:

@@ -34,6 +34,11 @@ TABLE = {
     Reason.REQUEST_TOO_LARGE: (413, "invalid_request_error", "request_too_large", None),
     Reason.UNSUPPORTED_ENCODING: (415, "invalid_request_error", "unsupported_encoding", None),
     Reason.WEBSOCKET_UNSUPPORTED: (426, "invalid_request_error", "websocket_unsupported", None),
+    Reason.UNKNOWN_URL: (404, "invalid_request_error", None, None),
+    Reason.MODEL_NOT_FOUND: (404, "invalid_request_error", "model_not_found", None),
+    Reason.INVALID_HEADER: (400, "invalid_request_error", "invalid_header", None),
+    Reason.INVALID_API_KEY: (401, "authentication_error", "invalid_api_key", None),
+    Reason.UPSTREAM_TIMEOUT: (504, "server_error", "upstream_timeout", "false"),
     Reason.UPSTREAM_FAILED: (502, "server_error", "upstream_failed", "false"),
     Reason.PIN_VIOLATED: (502, "server_error", "pin_violated", "false"),
     Reason.INTEGRATION_FAULT: (500, "server_error", "integration_fault", "false"),
@@ -60,6 +65,11 @@ def test_each_row(reason: Reason) -> None:
     assert shown[b"content-type"] == b"application/json"
     assert int(shown[b"content-length"]) == len(body)
     assert b"content-encoding" not in shown
+
+
+@pytest.mark.parametrize("reason", [r for r in TABLE if r.value.startswith("tenant_")])
+def test_who_has_no_tenant_learns_what_to_send(reason: Reason) -> None:
+    assert any(word in reject(reason).message for word in ("Send ", "send ", "Sign "))
 
 
 @pytest.mark.parametrize("reason", [Reason.STORE_UNAVAILABLE, Reason.UPSTREAM_UNAVAILABLE])
@@ -109,6 +119,8 @@ def test_expired_says_so_with_the_same_code() -> None:
         (Reason.RESPONSE_NOT_LOCAL, "POST", 400),
         (Reason.RESPONSE_NOT_LOCAL, "GET", 409),
         (Reason.TENANT_MISSING, "POST", 401),
+        (Reason.UPSTREAM_TIMEOUT, "GET", 400),
+        (Reason.MODEL_NOT_FOUND, "POST", 400),
     ],
 )
 def test_retryable_statuses_can_be_turned_into_400(reason, method, expected) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
+import socket
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,12 +19,15 @@ from homeport_gateway import serve as serving
 from homeport_gateway.config import (
     GatewayUpstream,
     check_no_open_relay,
+    check_settings,
     load_upstreams,
     shuffled,
     tenant_fields,
 )
 from homeport_gateway.headers import CREDENTIALS, RequestRules, response_fields, sent_keys
 from homeport_gateway.keys import ClientKeys, ClientKeysMiddleware
+from homeport_gateway.listening import CannotListen, check_address, check_socket
+from homeport_gateway.logs import Discreet
 from homeport_gateway.targets import BadPath, Targets, names_state
 
 KEYED: dict[str, Any] = {"name": "a", "base_url": "http://h", "api_key_env": "A_KEY"}
@@ -143,6 +150,70 @@ def test_tenant_fields_stay_here() -> None:
     assert tenant_fields(Settings(**HEADERS_MODE, forward_tenant_headers=True)) == frozenset()
 
 
+def test_the_gateway_knows_no_tenant_of_an_application() -> None:
+    with pytest.raises(ValueError, match="HOMEPORT_TENANT_MODE=host"):
+        check_settings(Settings(tenant_mode="host", upstreams=[{"name": "a", "base_url": "http://h"}]))
+
+
+def test_an_address_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CannotListen, match="in use"):
+            check_address("127.0.0.1", port)
+    check_address("127.0.0.1", port)
+    for host in ("192.0.2.1", "no.such.host.invalid", "x" * 100):
+        with pytest.raises(CannotListen, match=host):
+            check_address(host, 0)
+
+
+def test_a_unix_socket_that_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(str(path))
+        taken.listen()
+        with pytest.raises(CannotListen, match="in use"):
+            check_socket(path)
+        assert path.exists()
+    check_socket(path)  # what a dead process left
+    assert not path.exists()
+    path.write_text("a file of somebody's")
+    for taken_path in (path, tmp_path / "missing" / "socket", tmp_path / ("x" * 120)):
+        with pytest.raises(CannotListen, match="cannot listen on"):
+            check_socket(taken_path)
+    assert path.read_text() == "a file of somebody's"
+
+
+# -- the log
+
+
+def record(level: int, text: str, path: str, error: BaseException | None = None) -> logging.LogRecord:
+    info = None
+    if error is not None:
+        try:
+            raise error
+        except type(error):
+            info = sys.exc_info()
+    return logging.LogRecord("uvicorn.error", level, path, 1, text, (), info)
+
+
+def test_lines_about_single_requests_are_dropped() -> None:
+    keep = Discreet().filter
+    assert not keep(record(logging.INFO, '- "WebSocket /v1/responses/x" 426', "/x/uvicorn/protocols/websockets/a.py"))
+    assert not keep(record(logging.INFO, "connection rejected", "/x/websockets/server.py"))
+    assert keep(record(logging.WARNING, "Invalid HTTP request received.", "/x/uvicorn/protocols/http/a.py"))
+    assert keep(record(logging.INFO, "Started server process", "/x/uvicorn/server.py"))
+
+
+def test_only_a_cut_of_our_own_loses_its_traceback() -> None:
+    cut = record(logging.ERROR, "Exception in ASGI application", "/x", ConnectionAbortedError("no end"))
+    assert Discreet().filter(cut)
+    assert (cut.levelname, cut.getMessage(), cut.exc_info) == ("WARNING", "an answer was cut short: no end", None)
+    for error in (ValueError("x"), ConnectionAbortedError(103, "Software caused connection abort")):
+        other = record(logging.ERROR, "Exception in ASGI application", "/x", error)
+        assert Discreet().filter(other)
+        assert (other.levelname, other.exc_info is not None) == ("ERROR", True)
+
+
 def test_workers_need_a_common_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOMEPORT_UPSTREAMS", "a=http://h")
     monkeypatch.setenv("HOMEPORT_DATABASE_URL", "memory://")
@@ -181,7 +252,7 @@ def test_client_keys(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "# none\n", "one\n", digest("a")[:-2]])
 def test_a_wrong_keys_file(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ValueError, match="client keys file"):
+    with pytest.raises(ValueError, match="HOMEPORT_CLIENT_KEYS_FILE"):
         ClientKeys.load(keys_file(tmp_path, text))
 
 
@@ -198,9 +269,10 @@ async def test_who_has_no_key_goes_no_further(path: str, key: bytes, status: int
         sent.append(message)
 
     gate = ClientKeysMiddleware(app, ClientKeys([hashlib.sha256(b"yes").digest()]))
-    await gate({"type": "http", "path": path, "headers": [(b"api-key", key)]}, None, send)  # type: ignore[arg-type]
+    await gate({"type": "http", "method": "GET", "path": path, "headers": [(b"api-key", key)]}, None, send)  # type: ignore[arg-type]
     assert sent[0]["status"] == status
     if status == 401:
         assert (b"www-authenticate", b"Bearer") in sent[0]["headers"]
-        assert b'"type": "authentication_error"' in sent[1]["body"]
-        assert b'"code": "invalid_api_key"' in sent[1]["body"]
+        assert (b"x-homeport-outcome", b"invalid_api_key") in sent[0]["headers"]
+        error = json.loads(sent[1]["body"])["error"]
+        assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")

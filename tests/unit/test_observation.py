@@ -84,6 +84,25 @@ def test_what_a_lax_client_reads_is_recorded(body) -> None:
     assert seen.id == "resp_1"
 
 
+def test_odd_numbers_and_surrogates_do_not_break_the_observer() -> None:
+    huge = observe_json(b'{"id":"resp_1","created_at":1' + b"0" * 400 + b"}")
+    assert huge is not None
+    assert (huge.id, huge.created_at) == ("resp_1", 0)
+    text = b'{"type":"response.completed","sequence_number":1e400,"response":{"id":"resp_1","p":NaN,"t":"\\ud83d"}}'
+    seen = observe_event(event(text))
+    assert seen is not None
+    assert seen.observed.id == "resp_1"
+
+
+def test_the_first_id_is_seen_in_any_event() -> None:
+    strange = event({"type": "response.brand_new", "response": {"id": "resp_1"}})
+    assert observe_event(strange) is None
+    seen = observe_event(strange, eager=True)
+    assert seen is not None
+    assert (seen.observed.id, seen.terminal) == ("resp_1", False)
+    assert observe_event(event({"type": "response.x.delta", "delta": '"response"'}), eager=True) is None
+
+
 @pytest.mark.parametrize("body", [b"", b"[]", b"5", b"<html>", b"{", b'{"id":5}', b'{"id":""}', b"{}"])
 def test_without_an_id_there_is_none(body) -> None:
     seen = observe_json(body)

@@ -143,7 +143,38 @@ def test_a_late_commit_does_not_bring_back_what_was_deleted() -> None:
     deleted = row(state=RowState.DELETED, exchange=b"x1", generation=5)
     assert settled(deleted, entry(generation=5)) is None
     assert settled(dataclasses.replace(deleted, generation=0), entry()) is None
-    assert isinstance(settled(deleted, entry(generation=6)), Replace)
+    assert isinstance(settled(deleted, entry(generation=6, made=True)), Replace)
+    assert settled(deleted, entry(generation=6)) is None  # seen in passing: a list, a poll
+    unknown = row(state=RowState.DELETED)
+    assert settled(unknown, entry()) is None
+    assert isinstance(settled(unknown, entry(made=True)), Replace)
+    conversation = entry(kind=Kind.CONVERSATION, ttl=None)
+    assert settled(unknown, conversation) is None  # a turn that ran while its conversation was deleted
+
+
+CLAIM = StateKey(b"c" * 32)
+
+
+def claimed(**changes) -> Entry:
+    claim = Entry(CLAIM, Kind.CLAIM, b"tenant-a", b"", ttl=100.0, tombstone_ttl=50.0)
+    return entry(claim=claim, **changes)
+
+
+def test_an_id_that_another_tenant_has_claimed_is_a_conflict() -> None:
+    other = row(digest=CLAIM.current, owner=b"tenant-b")
+    with pytest.raises(Conflict):
+        settle({CLAIM.current: other}, write(claimed()))
+    assert settle({}, write(claimed())) == [Insert(claimed()), Insert(claimed().claim)]
+
+
+def test_what_was_learned_in_passing_is_left_out_where_it_conflicts() -> None:
+    other = row(digest=CLAIM.current, owner=b"tenant-b")
+    free = entry(key=StateKey(b"f" * 32), kind=Kind.ITEM)
+    taken = claimed(kind=Kind.ITEM, learned=True)
+    assert settle({CLAIM.current: other}, write(taken, free)) == [Insert(free)]
+    assert settle({KEY.current: row(owner=b"owner-b")}, write(entry(kind=Kind.ITEM, learned=True), free)) == [
+        Insert(free)
+    ]
 
 
 def test_forget_removes_only_what_the_exchange_left_pending() -> None:

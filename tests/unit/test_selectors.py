@@ -8,7 +8,7 @@ import pytest
 
 from homeport.errors import Rejected
 from homeport.operations import Operation
-from homeport.selectors import Inspected, inspect_body
+from homeport.selectors import Inspected, check_content_type, inspect_body
 
 
 def inspect(body: object, operation: Operation = Operation.CREATE, limit: int = 256) -> Inspected:
@@ -125,7 +125,6 @@ INLINE = [
     {"type": "reasoning", "summary": []},
     {"type": "something_new", "id": "n_1"},
     {"type": "message", "role": "user", "content": [{"type": "item_reference", "id": "decoy"}]},
-    "a string",
 ]
 
 
@@ -242,10 +241,85 @@ def test_what_is_not_json_is_refused(body, operation) -> None:
     assert refused(body, operation).rejection.code == "invalid_json"
 
 
-@pytest.mark.parametrize("value", [{"type": "item_reference", "id": "x"}, 5, True, [[{"id": "x"}]]])
+@pytest.mark.parametrize(
+    "value", [{"type": "item_reference", "id": "x"}, 5, True, [[{"id": "x"}]], ["x"], [1], [None], [{}, []]]
+)
 def test_input_of_another_shape_is_refused(value) -> None:
     """A lax server may take a single object for a list of one."""
     assert refused({"input": value}).rejection.code == "invalid_type"
+
+
+@pytest.mark.parametrize("wrong", [False, True, 0, 1.5, [], {}])
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "image_generation_call", "id": "x", "result": None},
+        {"type": "reasoning", "id": "x", "encrypted_content": None},
+        {"type": "compaction", "id": "x", "encrypted_content": None},
+        {"id": "x", "role": None},
+        {"id": "x", "type": None},
+    ],
+)
+def test_what_decides_between_pointer_and_content_must_be_text(item, wrong) -> None:
+    """A wrong type would be absent to one reader and present to another."""
+    (field,) = (k for k, v in item.items() if v is None)
+    assert refused(items({**item, field: wrong})).rejection.code == "invalid_type"
+
+
+def test_containers_in_odd_places() -> None:
+    nested = {"tools": [{"type": "code_interpreter", "container": "cntr_1"}]}
+    for body in (
+        {"input": [{"type": "additional_tools", **nested}]},
+        {"tools": [{"type": "namespace", **nested}]},
+        {"tools": [{"type": "shell", "environment": "cntr_1"}]},
+        {"tools": [{"type": "shell", "environment": {"container": {"id": "cntr_1"}}}]},
+        {"tools": [{"type": "code_interpreter", "container_id": "cntr_1"}]},
+    ):
+        assert found(body) == [("container", "cntr_1", True)]
+    deep: dict = nested
+    for _ in range(8):
+        deep = {"tools": [deep]}
+    assert refused(deep).rejection.code == "invalid_type"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"input":[' + b"{}," * 20_000 + b"{}]}",
+        b'{"input":[' + b"{ \n}," * 20_000 + b"{}]}",
+        b'{"tools":[' + b"{}," * 20_000 + b"{}]}",
+        b'{"input":[' + b'{"a":1},' * 120_000 + b"{}]}",
+        b"{" + b",".join(b'"k%d":1' % i for i in range(120_000)) + b"}",
+    ],
+    ids=["empty", "blank", "tools", "small", "keys"],
+)
+def test_a_body_of_very_many_parts_is_refused_before_it_costs_much(body) -> None:
+    assert refused(body).rejection.code == "too_many_selectors"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [b"application/x-www-form-urlencoded"],
+        [b"multipart/form-data; boundary=x"],
+        [b"application/json; charset=utf-7"],
+        [b'application/json;charset="utf-16"'],
+        [b"application/yaml"],
+        [b"application/json", b"application/x-www-form-urlencoded"],
+    ],
+)
+def test_a_body_that_the_app_may_read_as_something_else_is_refused(values) -> None:
+    with pytest.raises(Rejected) as caught:
+        check_content_type(values)
+    assert caught.value.rejection.code in ("unsupported_encoding", "ambiguous_selector")
+
+
+@pytest.mark.parametrize(
+    "value", [b"application/json", b"Application/JSON; Charset=UTF-8", b"text/plain", b"application/vnd.x+json", b""]
+)
+def test_content_types_that_are_read_as_json(value) -> None:
+    check_content_type([value])
+    check_content_type([])
 
 
 def test_rejections_and_inspections_show_no_ids() -> None:

@@ -130,6 +130,14 @@ def test_a_file_that_cannot_be_used(tmp_path: Path) -> None:
         ("namespace", ""),
         ("route", "  "),
         ("database_url", ""),
+        ("database_url", "homeport.db"),
+        ("database_url", "postgresql://u@h/d"),
+        ("database_url", "postgresql+asyncpg://u@h:abc/d"),
+        ("database_url", "postgresql+asyncpg://u@h:65536/d"),
+        ("database_url", "sqlite+aiosqlite://homeport.db"),
+        ("database_url", "sqlite+aiosqlite:///:memory:"),
+        ("listen_url", "memory://"),
+        ("listen_url", "postgresql+asyncpg://u@h:abc/d"),
         ("pool_size", 0),
         ("ttl", 0),
         ("ttl", "1w"),
@@ -158,6 +166,8 @@ def test_a_file_that_cannot_be_used(tmp_path: Path) -> None:
         ("secrets", f"{SECRET},{SECRET}"),
         ("tenant_signing_keys", SECRET),
         ("tenant_signing_keys", "a:short"),
+        ("upstreams", "http://a"),
+        ("upstreams", "http://a?b=c"),
         ("tenant_signing_keys", f"a b:{SECRET}"),
         ("tenant_signing_keys", f"a:{SECRET},a:{SECRET}2"),
         ("upstreams", "a"),
@@ -230,6 +240,10 @@ def test_a_secret_is_never_shown() -> None:
     assert s.secret_bytes == (SECRET.encode(),)
     assert s.signing_keys == {"a": SECRET.encode()}
     for values in (
+        {"database_url": "postgresql+asyncpg://u:horse@127.0.0.1:abc/db"},
+        {"database_url": "postgresql+asyncpg://u:x@127.0.0.1:horse/db"},
+        {"database_url": "postgres://u:horse@127.0.0.1/db"},
+        {"listen_url": "postgresql+asyncpg://u:x@127.0.0.1:horse/db"},
         {"secrets": {"horse": 1}},
         {"secrets": ["horse"]},
         {"tenant_signing_keys": "horse:"},
@@ -259,11 +273,16 @@ def test_other_settings_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "value"
     file.write_text("memory://\n")
     assert Settings(database_url_file=file).database_url == "memory://"
-    assert Settings(listen_url_file=str(file)).listen_url == "memory://"
     file.write_text(f"a:{SECRET}\nb:other {SECRET}\n")
     signed = {k: v for k, v in SIGNED.items() if k != "tenant_signing_keys"}
     assert set(Settings(**signed, tenant_signing_keys_file=file).signing_keys) == {"a", "b"}
     assert "more than one line" in problem(database_url_file=file)
+
+
+def test_a_wrong_form_shows_the_right_one() -> None:
+    assert "name=url" in problem(upstreams="http://a")
+    assert "id:secret" in problem(tenant_signing_keys=SECRET)
+    assert "postgresql+asyncpg://" in problem(database_url="postgres://h/d")
 
 
 def test_lists_and_header_names() -> None:

@@ -146,6 +146,15 @@ def test_claims_that_say_nothing(claims: object) -> None:
     assert refusal(policy(tenant_jwt_claims="iss,sub"), headers) is Reason.TENANT_UNSTABLE
 
 
+def test_a_token_without_identity_says_whose_fault_it_is() -> None:
+    """The operator's, who has named no claims, or the token's, which lacks one."""
+    for tenants, text in ((CREDENTIAL, "has not been told which"), (policy(tenant_jwt_claims="sub"), "lacks a claim")):
+        with pytest.raises(Rejected) as caught:
+            resolve(tenants, [(b"api-key", jwt({"iss": "x"}))])
+        assert caught.value.rejection.reason is Reason.TENANT_UNSTABLE
+        assert text in caught.value.rejection.message
+
+
 def test_an_encrypted_token_has_no_claims_that_can_be_read() -> None:
     token = jwt({"sub": "u1"}, {"alg": "RSA-OAEP", "enc": "A256GCM"}) + b".YQ.YQ"
     assert refusal(policy(tenant_jwt_claims="sub"), [(b"api-key", token)]) is Reason.TENANT_UNSTABLE
@@ -271,12 +280,10 @@ def test_a_signature_over_the_body() -> None:
         assert refusal(tenants, covering, body=None) is Reason.TENANT_UNSIGNED
         assert tenants.wants_body(covering)
     assert refusal(must, plain) is Reason.TENANT_UNSIGNED
-    assert must.needs_body
     assert must.wants_body(plain)
-    assert not may.needs_body
     assert not may.wants_body(plain)
     assert not HEADERS.wants_body(covering)
-    assert not CREDENTIAL.needs_body
+    assert not CREDENTIAL.wants_body(covering)
 
 
 def test_headers_that_the_app_must_not_see() -> None:

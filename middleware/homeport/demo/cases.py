@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -18,11 +18,15 @@ _ANSWER = re.compile(r"(\w+): (\d+) turns")
 
 
 class Outcome(Enum):
-    """Where a follow-up went: to its ``OWNER``, to a ``WRONG`` upstream, or answered with its context ``LOST``."""
+    """Where a follow-up went: to its ``OWNER``, to a ``WRONG`` upstream, or answered with its context ``LOST``.
+
+    An ``ERROR`` is none of these: something that has to do with this demo and not with who owns what.
+    """
 
     OWNER = "on the owner"
     WRONG = "wrong upstream"
     LOST = "context lost"
+    ERROR = "error"
 
 
 Steps = Iterator[Outcome]
@@ -30,10 +34,14 @@ Steps = Iterator[Outcome]
 
 @dataclass
 class Replicas:
-    """Clients of the two replicas, handed out in turns, and of the upstreams themselves, to tell who owns what."""
+    """Clients of the two replicas, handed out in turns, and of the upstreams themselves, to tell who owns what.
+
+    ``errors`` collects what :attr:`Outcome.ERROR` stands for, in words.
+    """
 
     replicas: list[openai.OpenAI]
     upstreams: Mapping[str, openai.OpenAI]
+    errors: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._turns = itertools.cycle(self.replicas)
@@ -46,17 +54,35 @@ class Replicas:
         for name, client in self.upstreams.items():
             try:
                 ask(client)
-            except openai.APIStatusError:
+            except openai.NotFoundError:
                 continue
             return name
-        raise LookupError("no upstream knows it")
+        raise LookupError("no upstream knows what it has just made")
+
+    def failed(self, error: Exception | str) -> Outcome:
+        """Take note of an error."""
+        self.errors.append(error if isinstance(error, str) else f"{type(error).__name__}: {error}")
+        return Outcome.ERROR
+
+    def judge(self, call: Callable[[], Any], owner: str, turns: int | None = None) -> tuple[Outcome, Any]:
+        """What became of a follow-up, and its result if it reached ``owner``."""
+        try:
+            result = call()
+        except openai.APIError as error:
+            return (Outcome.WRONG if _unknown_there(error) else self.failed(error)), None
+        if (status := getattr(result, "status", None)) in ("failed", "incomplete"):
+            return self.failed(f"a follow-up ended as {status}"), None
+        return _who_answered(result, owner, turns)
 
 
-def _judge(call: Callable[[], Any], owner: str, turns: int | None = None) -> tuple[Outcome, Any]:
-    try:
-        result = call()
-    except openai.APIStatusError:
-        return Outcome.WRONG, None
+def _unknown_there(error: openai.APIError) -> bool:
+    """Whether ``error`` is the answer of an upstream that has never seen what the request refers to."""
+    if isinstance(error, openai.NotFoundError):
+        return True
+    return isinstance(error, openai.BadRequestError) and error.code == "previous_response_not_found"
+
+
+def _who_answered(result: Any, owner: str, turns: int | None) -> tuple[Outcome, Any]:
     said = _ANSWER.search(getattr(result, "output_text", "") or "")
     if said is None:
         return Outcome.OWNER, result
@@ -85,7 +111,7 @@ def _chain(replicas: Replicas, length: int, *, stream: bool) -> Steps:
     for _ in range(length):
         replica = replicas.next()
         previous = last.id
-        outcome, result = _judge(
+        outcome, result = replicas.judge(
             lambda r=replica, p=previous, n=turns: _create(  # type: ignore[misc]
                 r, stream=stream, input=f"turn {n + 1}", previous_response_id=p
             ),
@@ -111,7 +137,7 @@ def _conversation(replicas: Replicas, name: Callable[[str], Any]) -> Steps:
     turns = 0
     for step in range(8):
         replica = replicas.next()
-        outcome, _ = _judge(
+        outcome, _ = replicas.judge(
             lambda r=replica, s=step: _create(  # type: ignore[misc]
                 r, stream=s % 2 == 1, input="next turn", conversation=name(conversation.id)
             ),
@@ -138,20 +164,20 @@ def item_reference(replicas: Replicas) -> Steps:
             {"type": "item_reference", "id": first.output[0].id},
             {"type": "message", "role": "user", "content": "and now?"},
         ]
-        yield _judge(lambda i=items: _create(replicas.next(), input=i), owner)[0]  # type: ignore[misc]
+        yield replicas.judge(lambda i=items: _create(replicas.next(), input=i), owner)[0]  # type: ignore[misc]
 
 
 def compact(replicas: Replicas) -> Steps:
     for _ in range(5):
         first, owner = _first(replicas)
-        outcome, compacted = _judge(
+        outcome, compacted = replicas.judge(
             lambda f=first: replicas.next().responses.compact(model=_MODEL, previous_response_id=f.id),  # type: ignore[misc]
             owner,
         )
         yield outcome
         if compacted is None:
             compacted = first
-        yield _judge(
+        yield replicas.judge(
             lambda c=compacted: _create(replicas.next(), input="go on", previous_response_id=c.id),  # type: ignore[misc]
             owner,
         )[0]
@@ -160,7 +186,7 @@ def compact(replicas: Replicas) -> Steps:
 def _by_id(replicas: Replicas, times: int, verb: Callable[[openai.OpenAI, str], object], **fields: Any) -> Steps:
     for _ in range(times):
         first = _create(replicas.next(), input="turn 1", **fields)
-        yield _judge(lambda f=first: verb(replicas.next(), f.id), owner="")[0]  # type: ignore[misc]
+        yield replicas.judge(lambda f=first: verb(replicas.next(), f.id), owner="")[0]  # type: ignore[misc]
 
 
 def retrieve(replicas: Replicas) -> Steps:
@@ -202,6 +228,11 @@ def all_steps(replicas: Replicas) -> Iterator[tuple[str, Outcome]]:
         for chain in list(chains):
             name, steps = chain
             try:
-                yield name, next(steps)
+                outcome = next(steps)
             except StopIteration:
                 chains.remove(chain)
+                continue
+            except (openai.APIError, LookupError) as error:  # its first turn, which anybody may serve
+                chains.remove(chain)
+                outcome = replicas.failed(error)
+            yield name, outcome

@@ -2,22 +2,80 @@
 
 from __future__ import annotations
 
-from homeport.stores.base import StateStore
+import asyncio
 
-__all__ = ["make_store"]
+from sqlalchemy.exc import SQLAlchemyError
+
+from homeport.keys import Keyring
+from homeport.settings import Settings
+from homeport.settings_checks import database_url, listen_url
+from homeport.stores.base import SecretMismatch, StateStore, StoreUnavailable
+
+__all__ = ["MISMATCH", "make_store", "verify_store"]
+
+MISMATCH = (
+    "the state store was written with other secrets than those of the setting HOMEPORT_SECRETS; add the secret that is "
+    "missing to the list, or choose a new HOMEPORT_NAMESPACE"
+)
+"""What to tell whoever starts a replica that :class:`~homeport.stores.base.SecretMismatch` keeps from starting."""
 
 
 def make_store(url: str, *, pool_size: int = 5, listen_url: str | None = None) -> StateStore:
     """The store that ``url`` names: ``memory://``, ``sqlite+aiosqlite:///path`` or ``postgresql+asyncpg://…``.
 
     ``pool_size`` is the most connections held to a server at once, ``listen_url`` a direct way to PostgreSQL for
-    notifications where a transaction pooler stands between. Raises :class:`ValueError` for any other URL, and
-    :class:`ModuleNotFoundError` when the driver is not installed.
+    notifications where a transaction pooler stands between. Raises :class:`ValueError`, which repeats nothing of the
+    URL, for any other one, and :class:`ModuleNotFoundError` when the driver is not installed.
     """
-    if url.partition(":")[0] == "memory":
+    return _make(url, pool_size=pool_size, listen=listen_url, timeout=10.0)
+
+
+async def verify_store(settings: Settings) -> None:
+    """Whether a replica with ``settings`` could use their store, found out before anything is started.
+
+    Raises :class:`ValueError` for secrets that do not fit it or a URL that is not usable, and
+    :class:`ModuleNotFoundError` for a driver that is not installed. A database that cannot be reached is no failure:
+    it may come later.
+    """
+    timeout = settings.lookup_timeout
+    try:
+        store = _make(settings.database_url, pool_size=1, listen=settings.listen_url, timeout=timeout)
+    except ValueError as error:
+        raise ValueError(f"the setting HOMEPORT_DATABASE_URL is not usable: {error}") from None
+    keyring = Keyring(settings.secret_bytes, namespace=settings.namespace, route=settings.route)
+    try:
+        async with asyncio.timeout(timeout):
+            await store.open()
+            await store.verify(settings.namespace, keyring.check_values())
+    except (StoreUnavailable, TimeoutError):
+        pass
+    except SecretMismatch:
+        raise ValueError(MISMATCH) from None
+    finally:
+        await store.close()
+
+
+def _make(url: str, *, pool_size: int, listen: str | None, timeout: float) -> StateStore:
+    try:
+        database_url(url)
+        if listen is not None:
+            listen_url(listen)
+    except ValueError as error:
+        raise ValueError(f"the database URL {error}") from None
+    if url.startswith("memory:"):
         from homeport.stores.memory import MemoryStore
 
         return MemoryStore()
     from homeport.stores.sql import SQLStore
 
-    return SQLStore(url, pool_size=pool_size, listen_url=listen_url)
+    try:
+        return SQLStore(url, pool_size=pool_size, operation_timeout=timeout, listen_url=listen)
+    except ModuleNotFoundError as error:
+        extra = "homeport[postgres]" if url.startswith("postgresql") else "homeport"
+        raise ModuleNotFoundError(
+            f"the state store needs {error.name}, which is not installed: pip install '{extra}'", name=error.name
+        ) from None
+    except (SQLAlchemyError, TypeError, ValueError) as error:
+        # A driver's text may quote the URL, and with it a password.
+        ours = type(error) is ValueError and str(error).startswith("the database URL ")
+        raise ValueError(str(error) if ours else "the database URL has a part that its driver does not take") from None

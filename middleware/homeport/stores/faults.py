@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sqlite3
 from enum import Enum, auto
 
@@ -35,8 +37,22 @@ _BUSY_STATES = frozenset({"40001", "40P01", "55P03"})
 _LOST_STATES = ("08", "28", "3D", "53", "25006", "57P", "58")
 
 
+# Whole texts of SQLite that say what is wrong with the file and hold no name or value.
+_SQLITE_TEXTS = frozenset(
+    {
+        "attempt to write a readonly database",
+        "database disk image is malformed",
+        "database is locked",
+        "database or disk is full",
+        "disk I/O error",
+        "file is not a database",
+        "unable to open database file",
+    }
+)
+
+
 class Fault(StoreUnavailable):
-    """A failed operation. The text names the kind and the driver's error class, never a value."""
+    """A failed operation. The text names the kind, the driver's error class and a reason without any value."""
 
     def __init__(self, kind: FaultKind, cause: str) -> None:
         super().__init__(f"{_TEXTS[kind]} ({cause})")
@@ -50,7 +66,19 @@ def fault(error: BaseException) -> Fault:
         cause = error.orig
     state = getattr(cause, "sqlstate", None)
     name = type(cause).__name__ + (f" {state}" if state else "")
-    return Fault(_kind(error, cause, state), name)
+    reason = _reason(cause)
+    return Fault(_kind(error, cause, state), f"{name}: {reason}" if reason else name)
+
+
+def _reason(cause: BaseException) -> str | None:
+    """What ``cause`` says, where that is one of a closed set of texts: others quote hosts, users, parameters."""
+    if isinstance(cause, sqlite3.Error):
+        return str(cause) if str(cause) in _SQLITE_TEXTS else None
+    if isinstance(cause, socket.gaierror):
+        return cause.strerror  # the resolver's, by number
+    if isinstance(cause, OSError) and cause.errno:
+        return os.strerror(cause.errno)  # its own strerror is often made by asyncio, with the address
+    return None
 
 
 def _kind(error: BaseException, cause: BaseException, state: str | None) -> FaultKind:

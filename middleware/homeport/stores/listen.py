@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,12 +26,17 @@ _NOT_FOR_ASYNCPG = ("prepared_statement_cache_size", "prepared_statement_name_fu
 
 
 class Listener:
-    """Listens on a connection of its own, for as long as it takes, and hands every notification to ``deliver``."""
+    """Listens on a connection of its own, for as long as it takes, and hands every notification to ``deliver``.
+
+    Raises ``ValueError`` for a URL with an option that asyncpg does not have.
+    """
 
     def __init__(self, url: URL, deliver: Callable[[Sequence[bytes] | None], None]) -> None:
         # As the engine connects, so that options in the URL mean the same.
         plain = url.set(drivername="postgresql+asyncpg").difference_update_query(_NOT_FOR_ASYNCPG)
         _, self._options = plain.get_dialect()().create_connect_args(plain)
+        if not self._options.keys() <= inspect.signature(asyncpg.connect).parameters.keys():
+            raise ValueError("the database URL has an option that asyncpg does not know (it has ssl, not sslmode)")
         self._deliver = deliver
         self._task: asyncio.Task[None] | None = None
 

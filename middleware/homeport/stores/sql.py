@@ -244,7 +244,7 @@ class SQLStore:
 def _parsed(url: str) -> URL:
     try:
         return make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise ValueError("the database URL cannot be parsed") from None  # nor shown: it may hold a password
 
 

@@ -71,6 +71,7 @@ def response(
     return Entry(
         key=key(name) if isinstance(name, str) else name,
         kind=Kind.RESPONSE,
+        made=True,
         owner=owner,
         record=owner if record is None else record,
         ttl=ttl,

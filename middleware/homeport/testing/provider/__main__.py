@@ -19,12 +19,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=0, help="0: any free port")
     parser.add_argument("--tokens", type=int, default=5, help="text deltas of an answer")
     parser.add_argument("--token-delay", type=float, default=0.0, help="seconds before each")
+    parser.add_argument(
+        "--background-delay", type=float, default=0.0, help="seconds that a background job is queued before it begins"
+    )
     parser.add_argument("--api-key", help="refuse requests without it")
     options = parser.parse_args(arguments)
 
     import uvicorn  # lazily: an extra, and slow to import
 
-    app = create_provider(options.name, token_delay=options.token_delay, tokens=options.tokens, api_key=options.api_key)
+    app = create_provider(
+        options.name,
+        token_delay=options.token_delay,
+        background_delay=options.background_delay,
+        tokens=options.tokens,
+        api_key=options.api_key,
+    )
     listener = socket.create_server((options.host, options.port))
     host, port = listener.getsockname()[:2]
     sys.stdout.write(f"http://{host}:{port}\n")

@@ -37,6 +37,7 @@ def create_provider(
     name: str,
     *,
     token_delay: float = 0.0,
+    background_delay: float = 0.0,
     tokens: int = 5,
     api_key: str | None = None,
     models: tuple[str, ...] = ("stand-in",),
@@ -45,18 +46,31 @@ def create_provider(
     """A provider that knows only what it made itself.
 
     The text of an answer is ``<name>: <turns> turns, <items> items``, counted over the context that the model saw.
-    ``tokens`` is the number of text deltas (at least 5), ``token_delay`` the seconds before each. With ``api_key``
-    every request needs it as bearer or ``api-key``. ``log_limit`` requests are kept for ``GET /_log``.
+    ``tokens`` is the number of text deltas (at least 5), ``token_delay`` the seconds before each,
+    ``background_delay`` those that a background job is queued before it begins. With ``api_key`` every request needs it
+    as bearer or ``api-key``. ``log_limit`` requests are kept for ``GET /_log``.
     """
-    return _Provider(name, token_delay, tokens, api_key, models, log_limit).app()
+    return _Provider(
+        State(name, tokens=tokens),
+        Desk(log_limit),
+        token_delay=token_delay,
+        background_delay=background_delay,
+        api_key=api_key,
+        models=models,
+    ).app()
 
 
 def create_from_env() -> Starlette:
-    """A factory for ``uvicorn --factory``: PROVIDER_NAME, _TOKENS, _TOKEN_DELAY, _API_KEY, _LOG_LIMIT."""
+    """A factory for ``uvicorn --factory``.
+
+    The arguments of :func:`create_provider` are PROVIDER_NAME, PROVIDER_TOKENS, PROVIDER_TOKEN_DELAY,
+    PROVIDER_BACKGROUND_DELAY, PROVIDER_API_KEY and PROVIDER_LOG_LIMIT.
+    """
     get = os.environ.get
     return create_provider(
         get("PROVIDER_NAME", "a"),
         token_delay=float(get("PROVIDER_TOKEN_DELAY", "0")),
+        background_delay=float(get("PROVIDER_BACKGROUND_DELAY", "0")),
         tokens=int(get("PROVIDER_TOKENS", "5")),
         api_key=get("PROVIDER_API_KEY"),
         log_limit=int(get("PROVIDER_LOG_LIMIT", "10000")),
@@ -65,11 +79,19 @@ def create_from_env() -> Starlette:
 
 class _Provider:
     def __init__(
-        self, name: str, delay: float, tokens: int, api_key: str | None, models: tuple[str, ...], log_limit: int
+        self,
+        state: State,
+        desk: Desk,
+        *,
+        token_delay: float,
+        background_delay: float,
+        api_key: str | None,
+        models: tuple[str, ...],
     ) -> None:
-        self.state = State(name, tokens=tokens)
-        self.desk = Desk(log_limit)
-        self.delay = delay
+        self.state = state
+        self.desk = desk
+        self.delay = token_delay
+        self.background_delay = background_delay
         self.api_key = api_key
         self.models = models
         self.runs: dict[str, Run] = {}
@@ -125,7 +147,7 @@ class _Provider:
         turn = self.state.begin(body)
         stream = bool(body.get("stream"))
         if turn.response["background"]:
-            run = self.runs[turn.id] = Run(self.state, turn, self.delay)
+            run = self.runs[turn.id] = Run(self.state, turn, self.delay, queued=self.background_delay)
             return EventStream(run.read(), _trace()) if stream else _json(turn.response)
         events = drive(self.state, turn, self.delay)
         if stream:

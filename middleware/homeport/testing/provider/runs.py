@@ -14,14 +14,19 @@ from homeport.testing.provider.turns import Turn
 __all__ = ["EventStream", "Run", "drive"]
 
 
-async def drive(state: State, turn: Turn, delay: float) -> AsyncGenerator[bytes]:
-    """The events of ``turn``, ``delay`` seconds apart; the turn is kept before its terminal event is given."""
+async def drive(state: State, turn: Turn, delay: float, *, queued: float = 0.0) -> AsyncGenerator[bytes]:
+    """The events of ``turn``, ``delay`` seconds apart; the turn is kept before its terminal event is given.
+
+    ``queued`` is how long a background turn stays in that status.
+    """
     finished = False
     try:
         for event, pause in turn.steps():
             if pause:
                 await asyncio.sleep(delay)
             yield event
+            if pause and turn.status == "queued":
+                await asyncio.sleep(queued)
             if turn.status == "cancelled":
                 break
         terminal = state.finish(turn)
@@ -35,15 +40,15 @@ async def drive(state: State, turn: Turn, delay: float) -> AsyncGenerator[bytes]
 class Run:
     """A background turn: it goes on without readers, and its events can be read again."""
 
-    def __init__(self, state: State, turn: Turn, delay: float) -> None:
+    def __init__(self, state: State, turn: Turn, delay: float, *, queued: float = 0.0) -> None:
         self.events: list[bytes] = []
         self.streamed = bool(turn.body.get("stream"))
         self._done = False
         self._changed = asyncio.Event()
-        self._task = asyncio.create_task(self._run(state, turn, delay))
+        self._task = asyncio.create_task(self._run(drive(state, turn, delay, queued=queued)))
 
-    async def _run(self, state: State, turn: Turn, delay: float) -> None:
-        async with aclosing(drive(state, turn, delay)) as events:
+    async def _run(self, turn: AsyncGenerator[bytes]) -> None:
+        async with aclosing(turn) as events:
             async for event in events:
                 self.events.append(event)
                 self._wake()

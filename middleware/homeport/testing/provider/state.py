@@ -105,7 +105,8 @@ class State:
         event = turn.end()
         if turn.response["store"]:
             self._remember(turn.input + turn.output)
-            self.responses.setdefault(turn.id, self._stored(turn))
+            if not turn.response["background"]:  # kept since it began, and perhaps deleted since
+                self.responses[turn.id] = self._stored(turn)
         conversation = self.conversations.get(turn.conversation or "")
         if conversation is not None:
             if turn.status in ("completed", "incomplete"):
