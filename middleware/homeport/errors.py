@@ -340,8 +340,6 @@ def missing_state(kind: Kind, opaque_id: str, reason: Reason, *, in_path: bool) 
                 "Try again with `store` set to true, or remove this item from your input.",
                 "input",
             )
-        case _:
-            raise ValueError(f"no request names a {kind.value}")
 
 
 def failed_event(rejection: Rejection, *, response: bytes | None, sequence_number: int, named: bool = True) -> bytes:

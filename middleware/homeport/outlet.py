@@ -9,8 +9,6 @@ Nothing goes out twice and nothing after the end, whatever the app still sends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum
 
 from starlette.types import Message, Send
@@ -52,15 +50,14 @@ class Cut:
         if delay is not None and not self._over and not self.fired:
             self._timer = asyncio.get_running_loop().call_later(delay, self._fire)
 
-    @contextmanager
-    def sending(self) -> Iterator[None]:
+    def send_begins(self) -> None:
+        """From here to :meth:`send_ends` the app is not ended. A pair, not a context manager: it is on the hot path."""
         self._sends += 1
-        try:
-            yield
-        finally:
-            self._sends -= 1
-            if self._due and not self._sends:
-                self.after(0)
+
+    def send_ends(self) -> None:
+        self._sends -= 1
+        if self._due and not self._sends:
+            self.after(0)
 
     def over(self) -> None:
         """The app has returned or raised. Raises ``CancelledError`` if somebody else cancelled the task as well."""
@@ -101,17 +98,23 @@ class Outlet:
         elif message["type"] == "http.response.body" and not message.get("more_body", False):
             self.progress = Progress.ENDED
             self._cut.after(None)  # it may have work of its own to do after its answer
-        with self._cut.sending():
+        self._cut.send_begins()
+        try:
             await self._send(message)
+        finally:
+            self._cut.send_ends()
 
     async def reject(self, rejection: Rejection) -> None:
         """Answer with ``rejection`` instead of what the app has to say; only while everything is held."""
         assert self.progress is Progress.HELD
         self.progress = Progress.ENDED
         status, headers, body = rejection.answer(method=self._method, retryable_status=self._retryable_status)
-        with self._cut.sending():
+        self._cut.send_begins()
+        try:
             await self._send({"type": "http.response.start", "status": status, "headers": headers})
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        finally:
+            self._cut.send_ends()
 
     async def finish(self, data: bytes = b"") -> None:
         """End a response that has started, with ``data`` as its last bytes, and the app with it."""

@@ -54,15 +54,23 @@ class _Count:
 class State:
     """One per mounted middleware, shared by its exchanges."""
 
-    def __init__(self, store: StateStore, keyring: Keyring, settings: Settings) -> None:
+    def __init__(
+        self,
+        store: StateStore,
+        keyring: Keyring,
+        settings: Settings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store = store
         self._keyring = keyring
         self._settings = settings
+        self._clock = clock
         # Values are (record, moment of expiry); only what is owned is cached, never an absence.
         self._cache: TLRUCache[bytes, tuple[Record, float]] = TLRUCache(
-            maxsize=settings.cache_size, ttu=lambda _key, value, _now: value[1], timer=time.monotonic
+            maxsize=settings.cache_size, ttu=lambda _key, value, _now: value[1], timer=clock
         )
-        self._counts: TTLCache[bytes, _Count] = TTLCache(maxsize=10_000, ttl=_COUNT_LIFETIME)
+        self._counts: TTLCache[bytes, _Count] = TTLCache(maxsize=10_000, ttl=_COUNT_LIFETIME, timer=clock)
         self._epoch = 0  # raised by every invalidation, so that a load in flight does not bring back what it removed
         self._healthy = True
         self._full_until = 0.0  # a store that said it is full is not asked again for a while
@@ -161,7 +169,7 @@ class State:
 
         Raises :class:`CapacityExceeded` when the tenant has used up ``HOMEPORT_MAX_RECORDS_PER_TENANT``.
         """
-        if time.monotonic() < self._full_until:
+        if self._clock() < self._full_until:
             raise CapacityExceeded("the store is full")
         limit = self._settings.max_records_per_tenant
         if not limit:
@@ -194,7 +202,7 @@ class State:
         except Exception as exc:
             telemetry.commits.add(1, {"outcome": type(exc).__name__})
             if isinstance(exc, CapacityExceeded):
-                self._full_until = time.monotonic() + _COUNT_LIFETIME
+                self._full_until = self._clock() + _COUNT_LIFETIME
             raise
         telemetry.commits.add(1, {"outcome": "committed"})
         telemetry.commit_seconds.record(time.perf_counter() - started)
@@ -287,7 +295,7 @@ class State:
         ttl = self._settings.cache_ttl
         if ttl > 0:
             lifetime = ttl if remaining is None else min(ttl, remaining)
-            self._cache[key.current] = (record, time.monotonic() + lifetime)
+            self._cache[key.current] = (record, self._clock() + lifetime)
 
     def _invalidate(self, digests: Sequence[bytes] | None) -> None:
         self._epoch += 1

@@ -58,7 +58,8 @@ class StreamedAnswer:
     async def body(self, message: Message) -> None:
         if self._finished:
             return
-        self._outlet.end_app(None)
+        if self._all_ended:
+            self._outlet.end_app(None)
         last = not message.get("more_body", False)
         try:
             await self._forward(message.get("body", b""), last=last)

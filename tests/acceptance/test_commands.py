@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -179,19 +180,32 @@ def test_sigterm_is_an_ordinary_end(sqlite_url: str) -> None:
             assert "Traceback" not in server.output()
 
 
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            return
+        time.sleep(0.05)
+    raise AssertionError("nobody listens")
+
+
 def test_a_unix_socket_is_served_and_one_left_behind_replaced(tmp_path: Path, sqlite_url: str) -> None:
     path = tmp_path / "socket"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     env = {**os.environ, "HOMEPORT_UPSTREAMS": "a=http://127.0.0.1:1", "HOMEPORT_DATABASE_URL": sqlite_url}
     for workers in ("1", "2"):
-        process = subprocess.Popen([*SERVE, "--uds", str(path), "--workers", workers], env=env, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            [*SERVE, "--uds", str(path), "--workers", workers], env=env, stderr=subprocess.DEVNULL
+        )
         try:
-            with httpx.Client(transport=httpx.HTTPTransport(uds=str(path), retries=20)) as client:
+            wait_for(path)
+            with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
                 assert client.get("http://x/healthz/ready", timeout=30).status_code == 200
         finally:
             process.terminate()
-            process.communicate(timeout=30)
+            process.wait(30)
 
 
 # -- the demo

@@ -196,6 +196,19 @@ def test_background_is_cancelled_twice(client: OpenAI) -> None:
     assert client.responses.retrieve(made.id).status == "cancelled"
 
 
+def test_a_background_job_can_be_made_to_wait_for_its_cancel() -> None:
+    with run_provider("a", background_delay=0.3) as slow, OpenAI(api_key="k", base_url=f"{slow}/v1") as client:
+        made = [client.responses.create(model=M, input="x", background=True) for _ in range(3)]
+        assert [client.responses.retrieve(m.id).status for m in made] == ["queued"] * 3
+        assert client.responses.cancel(made[0].id).status == "cancelled"
+        client.responses.cancel(made[1].id)
+        client.responses.delete(made[1].id)
+        time.sleep(0.6)
+        assert [client.responses.retrieve(m.id).status for m in (made[0], made[2])] == ["cancelled", "completed"]
+        with pytest.raises(openai.NotFoundError):  # its end does not bring it back
+            client.responses.retrieve(made[1].id)
+
+
 def test_a_synchronous_response_cannot_be_cancelled(client: OpenAI) -> None:
     made = client.responses.create(model=M, input="x")
     with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):

@@ -180,10 +180,17 @@ class Provider:
 
 @contextlib.contextmanager
 def run_provider(
-    name: str = "a", *, tokens: int = 5, token_delay: float = 0.0, api_key: str | None = None, port: int | None = None
+    name: str = "a",
+    *,
+    tokens: int = 5,
+    token_delay: float = 0.0,
+    background_delay: float = 0.0,
+    api_key: str | None = None,
+    port: int | None = None,
 ) -> Iterator[Provider]:
     """Run a stand-in provider in a process of its own."""
     env = {"PROVIDER_NAME": name, "PROVIDER_TOKENS": str(tokens), "PROVIDER_TOKEN_DELAY": str(token_delay)}
+    env["PROVIDER_BACKGROUND_DELAY"] = str(background_delay)
     if api_key is not None:
         env["PROVIDER_API_KEY"] = api_key
     with run_server(_PROVIDER, factory=True, env=env, port=port, arguments=["--log-level", "critical"]) as server:

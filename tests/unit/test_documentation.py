@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+import textwrap
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import homeport
 from homeport import telemetry
 from homeport.errors import _TABLE, Reason
 from homeport.settings import Settings, settings_reference
+from homeport.signatures import verify
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -34,9 +39,23 @@ def test_the_reference_covers_the_settings_class() -> None:
 def test_every_rejection_is_documented() -> None:
     documented = {cells[0].strip("`"): cells[1:] for cells in rows("Answers of homeport's own")}
     for reason, row in _TABLE.items():
-        assert documented[reason.value] == [str(row.status), f"`{row.code}`"]
+        code = "null" if row.code is None else f"`{row.code}`"
+        assert documented[reason.value][:2] == [str(row.status), code]
+        assert documented[reason.value][2:] != [""], "when"
     for reason in (Reason.MISSING, Reason.EXPIRED, Reason.DELETED):
         assert f"`{reason.value}`" in README
+
+
+def test_the_example_of_a_signature_works() -> None:
+    [example] = [b for b in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "homeport.sign" in b]
+    names: dict[str, Any] = {"homeport": homeport, "time": time, "SECRET": b"horse battery staple"}
+    exec(textwrap.dedent(example), names)
+    request = names["request"]
+    now = request.pop("timestamp")
+    verify(
+        names["signature"].encode(), {"k1": names["SECRET"]}, now=now, max_age=60, headers=names["tenant"], body=None,
+        require_body=False, **request,
+    )  # fmt: skip
 
 
 def test_every_metric_is_documented() -> None:
