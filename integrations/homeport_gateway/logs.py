@@ -8,10 +8,11 @@ from typing import Any
 
 __all__ = ["Discreet", "log_config"]
 
-# uvicorn's parsers and the WebSocket library tell of requests at level INFO.
+# Folders of the modules that tell of requests at level INFO: uvicorn's parsers and the WebSocket library.
 _TELL_OF_REQUESTS = frozenset({"protocols", "websockets"})
-# After a handshake that was refused with a status of the app's choice, uvicorn 0.30 to 0.54 looks at the wrong flag and
-# says so even though the refusal went out whole. No message of ASGI avoids it except a plain 403.
+# After a handshake that was refused with a status of an app's choice, uvicorn (0.54, its sans-IO WebSockets) looks only
+# at the flag of accepted ones and says so, though the refusal went out whole. Nothing that an app can send avoids it,
+# except a close, which is a 403 instead of the 426 that makes clients use HTTP.
 _UNTRUE = "ASGI callable returned without completing handshake"
 
 
@@ -21,7 +22,8 @@ class Discreet(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name == "uvicorn.error":
             record.name = "uvicorn"  # the name of its general log, whatever the level
-        if record.levelno < logging.WARNING and not _TELL_OF_REQUESTS.isdisjoint(PurePath(record.pathname).parts):
+        folders = PurePath(record.pathname).parts[-3:-1]
+        if record.levelno < logging.WARNING and not _TELL_OF_REQUESTS.isdisjoint(folders):
             return False
         if str(record.msg).startswith(_UNTRUE):
             return False

@@ -68,7 +68,10 @@ def demo(
         except OSError as error:
             _fail(f"cannot write {json_file}: {error.strerror}")
     runner = importlib.import_module("homeport.demo.runner")
-    figures = runner.run(postgres=postgres, echo=typer.echo)
+    try:
+        figures = runner.run(postgres=postgres, echo=typer.echo)
+    except RuntimeError as error:  # one of its processes did not start, and this is what it wrote
+        _fail(str(error), 1)
     if json_file is not None:
         json_file.write_text(json.dumps(figures, indent=2) + "\n")
     raise typer.Exit(0 if figures["passed"] else 1)

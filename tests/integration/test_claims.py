@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from support.asgi import A, B, CountingStore, ScriptedApp, call, mount, respond, response, sse, stream_events
 
 VICTIM = (("authorization", "Bearer victim"),)

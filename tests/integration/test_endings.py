@@ -11,10 +11,10 @@ from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
-from support.asgi import A, B, CountingStore, ScriptedApp, call, mount, respond, response, sse, stream_events
 
 from homeport import Reason, Rejected, Tenant
 from homeport.stores.base import StoreUnavailable
+from support.asgi import A, B, CountingStore, ScriptedApp, call, mount, respond, response, sse, stream_events
 
 SSE_HEAD = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
 JSON_HEAD = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
