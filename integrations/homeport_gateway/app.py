@@ -12,7 +12,7 @@ from homeport_gateway.answers import refuse, refuse_websocket, send_json
 from homeport_gateway.config import GatewayUpstream, shuffled
 from homeport_gateway.forward import Died, Forwarder, TimedOut, Unreachable
 from homeport_gateway.headers import RequestRules
-from homeport_gateway.inbound import ClientGone, Inbound
+from homeport_gateway.inbound import BadFraming, ClientGone, Inbound
 from homeport_gateway.targets import BadPath, Targets, names_state
 
 __all__ = ["GatewayApp"]
@@ -95,12 +95,21 @@ class GatewayApp:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange | None = (scope.get("state") or {}).get("homeport")
         raw_path = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogateescape")
+        # A copy: some servers append the trailers of a chunked body to the list, as if they had been headers.
+        scope = {**scope, "headers": tuple(scope["headers"])}
         inbound = Inbound(scope, receive)
         try:
+            if inbound.upgrades:
+                raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
             path = self._path(raw_path, scope.get("root_path", ""))
             if exchange is None and self._gated and scope["method"] != "OPTIONS" and names_state(path):
                 raise Rejected.because(Reason.UNSUPPORTED_OPERATION)
             await self._serve(scope, path, exchange, inbound, send)
+        except BadFraming:
+            refused = Rejected.because(Reason.AMBIGUOUS_SELECTOR)
+            if exchange is not None:
+                raise refused from None
+            await self._refuse(scope, send, refused)
         except ClientGone:
             return  # nobody is left to answer
         except Rejected as rejected:

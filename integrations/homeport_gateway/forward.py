@@ -10,7 +10,7 @@ from starlette.types import Send
 from yarl import URL
 
 from homeport_gateway.headers import response_fields
-from homeport_gateway.inbound import ClientGone, Inbound
+from homeport_gateway.inbound import BadFraming, ClientGone, Inbound
 
 __all__ = ["Died", "Forwarder", "TimedOut", "Unreachable"]
 
@@ -65,7 +65,7 @@ class Forwarder:
     ) -> aiohttp.ClientResponse:
         """Send the request and wait for the header of the answer.
 
-        Raises :class:`Unreachable`, :class:`Died`, :class:`TimedOut` or :class:`ClientGone`.
+        Raises :class:`Unreachable`, :class:`Died`, :class:`TimedOut`, :class:`ClientGone` or :class:`BadFraming`.
         """
         data = inbound.body() if inbound.has_body else None
         call = self.open().request(method, URL(url, encoded=True), headers=fields, data=data, allow_redirects=False)
@@ -77,6 +77,8 @@ class Forwarder:
             # A client that leaves in mid-body breaks the upload, which looks like a fault of the upstream.
             if inbound.gone:
                 raise ClientGone from None
+            if inbound.broken:
+                raise BadFraming from None
             if isinstance(error, (TimedOut, Died)):
                 raise
             raise Died(type(error).__name__) from None

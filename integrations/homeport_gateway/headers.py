@@ -34,6 +34,8 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
+# With these a server acts on another method than the one that was judged.
+_METHODS = frozenset({b"x-http-method", b"x-http-method-override", b"x-method-override"})
 # A client may not use Connection to take away what the body was inspected by, or what delimits it.
 _FRAMING = frozenset({b"content-length", b"content-type", b"content-encoding"})
 _OWN = b"x-homeport-"
@@ -47,7 +49,7 @@ class RequestRules:
     """
 
     def __init__(self, *, stripped: Iterable[bytes] = (), api_key: str | None = None) -> None:
-        dropped = {b"host", b"expect", *_HOP_BY_HOP, *(s.lower() for s in stripped)}
+        dropped = {b"host", b"expect", *_HOP_BY_HOP, *_METHODS, *(s.lower() for s in stripped)}
         self._injected: list[tuple[str, str]] = []
         if api_key is not None:
             dropped |= CREDENTIALS

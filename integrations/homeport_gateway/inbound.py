@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from starlette.types import Receive, Scope
 
-__all__ = ["ClientGone", "Inbound"]
+__all__ = ["BadFraming", "ClientGone", "Inbound"]
 
 T = TypeVar("T")
 
@@ -17,6 +17,13 @@ _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 
 class ClientGone(Exception):
     """The client closed its connection."""
+
+
+class BadFraming(Exception):
+    """The body is not as long as the header says.
+
+    Sent on like that, the upstream would take the next request on the connection for the rest of this one.
+    """
 
 
 class Inbound:
@@ -33,12 +40,15 @@ class Inbound:
         self._receive = receive
         self._peeked: list[bytes] = []
         self._length, framed = _framing(scope)
+        # Servers stop reading HTTP at an upgrade: they give no body, whatever the header says.
+        self.upgrades = framed and any(name == b"upgrade" for name, _ in scope["headers"])
         # HTTP/1 says in the header whether there is a body; later versions need not.
         unframed = not scope.get("http_version", "1.1").startswith("1") and scope["method"] in _WITH_BODY
         self.has_body = framed or unframed
         self._ended = not self.has_body
         self._seen = 0
         self.gone = False
+        self.broken = False
         self._waiting = False
         self._watcher: asyncio.Task[None] | None = None
         if self._ended:
@@ -68,7 +78,11 @@ class Inbound:
         return b"".join(self._peeked) if self._seen <= limit else None
 
     async def body(self) -> AsyncIterator[bytes]:
-        """The body as it comes. Raises :class:`ClientGone`, so that the upstream sees a cut request too."""
+        """The body as it comes.
+
+        Raises :class:`ClientGone` or :class:`BadFraming`, so that the upstream sees a cut request, and its connection
+        is not used again.
+        """
         while self._peeked:
             yield self._peeked.pop(0)
         while not self._ended:
@@ -87,6 +101,11 @@ class Inbound:
             raise ClientGone
         chunk: bytes = message.get("body", b"")
         self._seen += len(chunk)
+        if self._length is not None and (
+            self._seen > self._length or (self._seen < self._length and not message.get("more_body", False))
+        ):
+            self.broken = True
+            raise BadFraming
         # The HTTP client stops asking at the declared length, so the end must not wait for one more message.
         if not message.get("more_body", False) or (self._length is not None and self._seen >= self._length):
             self._ended = True

@@ -8,6 +8,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 __all__ = ["BadPath", "Targets", "names_state"]
 
+_UNSEEN = bytes(range(0x21)) + b".\x7f"
 _STATEFUL = frozenset({b"responses", b"conversations", b"containers"})
 # What may not stand in a request target, and "#", which ends a URL.
 _UNSAFE = re.compile(rb"[^\x21\x22\x24-\x7e]")
@@ -50,5 +51,9 @@ class Targets:
 
 
 def names_state(path: bytes) -> bool:
-    """Whether a path could be a stateful operation, however an upstream reads it."""
-    return any(s.partition(b";")[0].lower() in _STATEFUL for s in unquote_to_bytes(path).split(b"/"))
+    """Whether a path could be a stateful operation, however an upstream reads it.
+
+    Some take a backslash for a slash, or do not see what stands around a name.
+    """
+    segments = re.split(rb"[/\\]", unquote_to_bytes(path))
+    return any(s.partition(b";")[0].strip(_UNSEEN).lower() in _STATEFUL for s in segments)

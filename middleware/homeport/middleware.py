@@ -13,17 +13,13 @@ from homeport.operations import OperationMatcher
 from homeport.responder import Responder, Runtime
 from homeport.settings import Settings
 from homeport.state import State
-from homeport.stores import make_store
+from homeport.stores import MISMATCH, make_store
 from homeport.stores.base import SecretMismatch, StateStore
 from homeport.tenants import TenantPolicy
 from homeport.upstreams import StaticDirectory, Upstream, UpstreamDirectory, fingerprint
 
 __all__ = ["ContinuationMiddleware"]
 
-_MISMATCH = (
-    "The state store was written with other secrets than those of the setting HOMEPORT_SECRETS. Add the secret that is "
-    "missing to the list, or choose a new HOMEPORT_NAMESPACE."
-)
 _LIFESPAN_ENDS = ("lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed")
 
 
@@ -124,7 +120,7 @@ class ContinuationMiddleware:
         try:
             await self.state.open()
         except Exception as error:  # noqa: BLE001 - raised, it would count as "lifespan is not supported"
-            reason = _MISMATCH if isinstance(error, SecretMismatch) else f"The state store: {type(error).__name__}"
+            reason = MISMATCH if isinstance(error, SecretMismatch) else f"The state store: {type(error).__name__}"
             await send({"type": "lifespan.startup.failed", "message": reason})
             return
         heard = False

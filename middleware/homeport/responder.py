@@ -177,6 +177,10 @@ class Responder:
                 raise Rejected.because(Reason.REQUEST_TOO_LARGE)
             more = message.get("more_body", False)
         body = b"".join(chunks)
+        chunked = any(k.lower() == b"transfer-encoding" for k, _ in self._headers)
+        if declared.isdigit() and int(declared) != size and not chunked:
+            # Sent on with this header, the next request on the connection would be taken for the rest of this one.
+            raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
         self._replay = [{"type": "http.request", "body": body, "more_body": False}]
         return body
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ import openai
 import pytest
 from openai import OpenAI
 
+from homeport_gateway.targets import names_state
+from support.cluster import run_homeport
 from support.servers import Provider, Server, run_command, run_provider, run_server
 
 TARGET = "homeport_gateway.asgi:create"
@@ -110,3 +113,55 @@ def test_no_open_relay_is_started(env: dict[str, str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "homeport", "serve", "--port", "{port}"]
     with pytest.raises(RuntimeError, match="HOMEPORT_OPEN=true"), run_command(command, env=closed):
         pass
+
+
+EARLY = """
+async def app(scope, receive, send):
+    if scope["type"] != "http":
+        return
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"2"), (b"x-path", scope["raw_path"])]
+    await send({"type": "http.response.start", "status": 404, "headers": headers})
+    await send({"type": "http.response.body", "body": b"{}"})
+"""
+
+
+def test_a_body_that_is_not_there_does_not_take_the_next_request_for_itself(tmp_path) -> None:
+    """Request smuggling: at an upgrade a server gives no body, whatever the header of the client's says."""
+    (tmp_path / "early.py").write_text(EARLY)
+    with (
+        run_command(
+            [sys.executable, "-m", "uvicorn", "early:app", "--port", "{port}", "--app-dir", str(tmp_path)]
+        ) as upstream,
+        run_homeport({"a": upstream}, "memory://") as gateway,
+    ):
+
+        def raw(*lines: bytes) -> bytes:
+            with socket.create_connection(("127.0.0.1", gateway.port), 5) as client:
+                client.sendall(b"\r\n".join((*lines, b"authorization: Bearer k", b"host: x", b"", b"")))
+                client.settimeout(3)
+                got = b""
+                while b"\r\n\r\n" not in got and (piece := client.recv(65536)):
+                    got += piece
+            return got
+
+        line = f"POST /v1/embeddings HTTP/1.1\r\nHost: 127.0.0.1:{upstream.port}\r\nx-pad: ".encode()
+        length = b"content-length: %d" % len(line)
+        for path in (b"/v1/embeddings", b"/v1/models", b"/v1/conversations", b"/v1/responses"):
+            for method in (b"POST", b"GET", b"OPTIONS"):
+                raw(b"%b %b HTTP/1.1" % (method, path), b"connection: Upgrade", b"upgrade: h2c", length)
+                answer = raw(
+                    b"POST /v1/embeddings HTTP/1.1",
+                    b"x-pad: GET /v1/responses/resp_foreign HTTP/1.1",
+                    b"content-length: 0",
+                )
+                assert b"x-path: /v1/embeddings" in answer
+                assert b"resp_foreign" not in answer
+
+
+@pytest.mark.parametrize(
+    "path",
+    [b"/v1\\responses\\x", b"/v1/%5cresponses/x", b"/v1/responses%20/x", b"/v1/responses./x", b"/v1/%09responses"],
+)
+def test_no_spelling_of_a_stateful_path_passes_ungated(path) -> None:
+    assert names_state(path)
+    assert not names_state(b"/v1/my-responses/x")
