@@ -73,7 +73,9 @@ def ids(port: int, count: int) -> list[str]:
     found = []
     for _ in range(count):
         made = urllib.request.Request(
-            f"http://127.0.0.1:{port}/v1/responses", data=CREATE, headers={"authorization": "Bearer sk-bench"}
+            f"http://127.0.0.1:{port}/v1/responses",
+            data=CREATE,
+            headers={"authorization": "Bearer sk-bench", "content-type": "application/json"},
         )
         with urllib.request.urlopen(made) as answer:
             found.append(json.load(answer)["id"])
