@@ -11,10 +11,15 @@ import hmac
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeAlias
 
-__all__ = ["Digests", "Kind", "Keyring", "StateKey", "Tenant", "length_prefixed"]
+import msgspec
+
+__all__ = ["Digests", "Kind", "Keyring", "StateKey", "Tenant", "TenantKeys", "length_prefixed"]
 
 _VERSION = b"homeport.key.v1"
+
+_Mac: TypeAlias = Callable[[bytes], bytes]
 
 
 class Kind(StrEnum):
@@ -38,8 +43,7 @@ class Tenant:
         return "Tenant(…)"
 
 
-@dataclass(frozen=True, slots=True)
-class Digests:
+class Digests(msgspec.Struct, frozen=True):
     """One identity under every listed secret: ``current`` is written, all are read."""
 
     current: bytes
@@ -50,14 +54,16 @@ class Digests:
         return (self.current, *self.older)
 
 
-@dataclass(frozen=True, slots=True)
-class StateKey(Digests):
-    """The digest of (namespace, route, tenant, kind, opaque id)."""
+class StateKey(Digests, frozen=True):
+    """The digest of (namespace, route, tenant, kind, opaque id), or of a claim."""
 
 
 def length_prefixed(*fields: bytes) -> bytes:
-    """Join ``fields`` so that no two lists of fields give the same bytes."""
-    return b"".join(len(f).to_bytes(8, "big") + f for f in fields)
+    """Join ``fields`` so that no two lists of fields give the same bytes.
+
+    The parts may be joined separately: a prefix that many messages share is made once.
+    """
+    return b"".join([part for f in fields for part in (len(f).to_bytes(8, "big"), f)])
 
 
 class Keyring:
@@ -68,19 +74,18 @@ class Keyring:
     """
 
     def __init__(self, secrets: Sequence[bytes], *, namespace: str, route: str) -> None:
-        self._macs: tuple[Callable[[bytes], bytes], ...] = tuple(_hmac(s) for s in secrets) or (_sha256,)
+        self._macs: tuple[_Mac, ...] = tuple(_hmac(s) for s in secrets) or (_sha256,)
         self._namespace = namespace.encode()
-        self._route = route.encode()
+        self._states = length_prefixed(_VERSION, b"state", self._namespace, route.encode())
+        self._claims = length_prefixed(_VERSION, b"claim", self._namespace)
+
+    def of(self, tenant: Tenant) -> TenantKeys:
+        """The keys of one tenant, for an exchange that needs several."""
+        return TenantKeys(self._macs, self._states + length_prefixed(length_prefixed(*tenant.fields)))
 
     def state_key(self, tenant: Tenant, kind: Kind, opaque_id: str) -> StateKey:
-        """The key of ``opaque_id``, compared exactly: ids are never parsed or normalised (DESIGN.md section 3)."""
-        # surrogatepass: a lone surrogate was refused long before; a key must still never raise.
-        name = opaque_id.encode("utf-8", "surrogatepass")
-        message = length_prefixed(
-            _VERSION, b"state", self._namespace, self._route, length_prefixed(*tenant.fields), kind.value.encode(), name
-        )
-        current, *older = (mac(message) for mac in self._macs)
-        return StateKey(current, tuple(older))
+        """See :meth:`TenantKeys.state_key`."""
+        return self.of(tenant).state_key(kind, opaque_id)
 
     def claim_key(self, fingerprint: str, kind: Kind, opaque_id: str) -> StateKey:
         """The key of ``opaque_id`` at the upstream ``fingerprint``, the same for every tenant.
@@ -88,16 +93,14 @@ class Keyring:
         Its owner is the tenant that was first: upstreams let clients choose ids, or repeat ids that clients sent, and
         one that is another tenant's must not become one's own by that.
         """
-        name = opaque_id.encode("utf-8", "surrogatepass")
-        message = length_prefixed(_VERSION, b"claim", self._namespace, fingerprint.encode(), kind.value.encode(), name)
-        current, *older = (mac(message) for mac in self._macs)
-        return StateKey(current, tuple(older))
+        return StateKey(
+            *_digests(self._macs, self._claims + length_prefixed(fingerprint.encode(), *_name(kind, opaque_id)))
+        )
 
     def tenant(self, tenant: Tenant) -> Digests:
         """The tenant's digest, the same on every route, so that one erasure covers them all."""
         message = length_prefixed(_VERSION, b"tenant", self._namespace, length_prefixed(*tenant.fields))
-        current, *older = (mac(message) for mac in self._macs)
-        return Digests(current, tuple(older))
+        return Digests(*_digests(self._macs, message))
 
     def check_values(self) -> tuple[bytes, ...]:
         """One value per secret that tells, without revealing it, whether another replica has the same one."""
@@ -110,7 +113,30 @@ class Keyring:
         return tuple(mac(message).hex() for mac in self._macs)
 
 
-def _hmac(secret: bytes) -> Callable[[bytes], bytes]:
+class TenantKeys:
+    """Makes the keys of one tenant."""
+
+    __slots__ = ("_macs", "_prefix")
+
+    def __init__(self, macs: tuple[_Mac, ...], prefix: bytes) -> None:
+        self._macs = macs
+        self._prefix = prefix
+
+    def state_key(self, kind: Kind, opaque_id: str) -> StateKey:
+        """The key of ``opaque_id``, compared exactly: ids are never parsed or normalised (DESIGN.md section 3)."""
+        return StateKey(*_digests(self._macs, self._prefix + length_prefixed(*_name(kind, opaque_id))))
+
+
+def _name(kind: Kind, opaque_id: str) -> tuple[bytes, bytes]:
+    # surrogatepass: a lone surrogate was refused long before; a key must still never raise.
+    return kind.value.encode(), opaque_id.encode("utf-8", "surrogatepass")
+
+
+def _digests(macs: tuple[_Mac, ...], message: bytes) -> tuple[bytes, tuple[bytes, ...]]:
+    return macs[0](message), tuple([mac(message) for mac in macs[1:]])
+
+
+def _hmac(secret: bytes) -> _Mac:
     # One shot per call; hmac.digest is the C implementation and does not keep the key in a Python object graph.
     return lambda message: hmac.digest(secret, message, "sha256")
 

@@ -63,6 +63,7 @@ class Ledger:
         self._request = request
         self._state = state
         self._keyring = keyring
+        self._keys = keyring.of(tenant)
         self._settings = settings
         self._digests: Digests | None = None
         self._exchange = os.urandom(16)
@@ -100,7 +101,7 @@ class Ledger:
         return self._digests
 
     def key(self, kind: Kind, opaque_id: str) -> StateKey:
-        return self._keyring.state_key(self._tenant, kind, opaque_id)
+        return self._keys.state_key(kind, opaque_id)
 
     def keeps(self, observed: Observed) -> bool:
         """Whether the upstream keeps the response: what it says counts, else the request, else the default, true."""

@@ -7,7 +7,6 @@ same transaction. Every store has the same rules because every store calls this 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 
 import msgspec
@@ -45,6 +44,9 @@ class StaleRevision(Exception):
 
 class UnreadableRecord(Exception):
     """A record was written by a newer version of homeport than this one."""
+
+
+# What follows is made several times for every request: msgspec's structs are made in a fifth of a dataclass's time.
 
 
 class Progress(IntEnum):
@@ -107,8 +109,7 @@ def decode_record(data: bytes) -> Record:
         raise UnreadableRecord("record cannot be decoded") from exc
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One key to be owned.
 
     ``owner`` is what "first owner wins" compares; ``former`` are names that count as the same owner. ``generation`` is
@@ -137,8 +138,7 @@ class Entry:
         return owner == self.owner or owner in self.former
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
+class Write(msgspec.Struct, frozen=True):
     """One atomic change: all of it becomes durable, or nothing does.
 
     ``write_id`` (16 random bytes) makes a repeated write a success. ``exchange`` (16 random bytes) is the same for all
@@ -157,8 +157,12 @@ class Write:
     @property
     def digests(self) -> frozenset[bytes]:
         """Every digest that must be read before :func:`settle` can decide."""
-        keys = [*(e.key for e in self.entries), *(e.claim.key for e in self.entries if e.claim), *self.forget]
-        return frozenset(d for key in keys for d in key.all)
+        found = {d for key in self.forget for d in key.all}
+        for entry in self.entries:
+            found.update(entry.key.all)
+            if entry.claim is not None:
+                found.update(entry.claim.key.all)
+        return frozenset(found)
 
 
 class RowState(Enum):
@@ -167,8 +171,7 @@ class RowState(Enum):
     DELETED = "deleted"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """A stored row as its store sees it now, by its own clock. ``remaining`` is in seconds, None without expiry."""
 
     digest: bytes
@@ -183,16 +186,14 @@ class Row:
     remaining: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Insert:
+class Insert(msgspec.Struct, frozen=True):
     """Create the row of ``entry``; if the key has appeared since it was read, read and settle again."""
 
     entry: Entry
     revision: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Replace:
+class Replace(msgspec.Struct, frozen=True):
     """Overwrite the row ``digest`` by ``entry``. ``ttl`` is what shall remain from now on, in seconds."""
 
     digest: bytes
@@ -201,8 +202,7 @@ class Replace:
     ttl: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Remove:
+class Remove(msgspec.Struct, frozen=True):
     """Delete the row ``digest`` without a tombstone."""
 
     digest: bytes
@@ -219,12 +219,16 @@ def settle(rows: Mapping[bytes, Row], write: Write) -> list[Change]:
     changes: list[Change] = []
     for entry in write.entries:
         try:
-            found = [_settle_entry(_find(rows, e.key), e, write) for e in (entry, entry.claim) if e is not None]
+            change = _settle_entry(_find(rows, entry.key), entry, write)
+            claim = None if entry.claim is None else _settle_entry(_find(rows, entry.claim.key), entry.claim, write)
         except Conflict:
             if not entry.learned:
                 raise
-        else:
-            changes += [change for change in found if change is not None]
+            continue
+        if change is not None:
+            changes.append(change)
+        if claim is not None:
+            changes.append(claim)
     for key in write.forget:
         row = _find(rows, key)
         if row is not None and row.exchange == write.exchange and row.progress is not Progress.TERMINAL:
@@ -233,6 +237,8 @@ def settle(rows: Mapping[bytes, Row], write: Write) -> list[Change]:
 
 
 def _find(rows: Mapping[bytes, Row], key: StateKey) -> Row | None:
+    if not key.older:
+        return rows.get(key.current)
     # A live row under any secret, else the newest tombstone: a rotation must not hide an owner.
     found = [rows[d] for d in key.all if d in rows]
     return next((r for r in found if r.state is RowState.LIVE), found[0] if found else None)

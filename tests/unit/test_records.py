@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from msgspec.structs import replace
 
 from homeport.keys import Digests, Keyring, Kind, StateKey, Tenant
 from homeport.records import (
@@ -32,7 +31,7 @@ TENANT = Digests(b"t" * 32)
 
 def entry(**changes) -> Entry:
     base = Entry(KEY, Kind.RESPONSE, b"owner-a", b"record", ttl=100.0, tombstone_ttl=50.0)
-    return dataclasses.replace(base, **changes)
+    return replace(base, **changes)
 
 
 def write(*entries: Entry, write_id: bytes = b"w1", exchange: bytes = b"x1", forget=()) -> Write:
@@ -41,7 +40,7 @@ def write(*entries: Entry, write_id: bytes = b"w1", exchange: bytes = b"x1", for
 
 def row(**changes) -> Row:
     base = Row(KEY.current, b"owner-a", RowState.LIVE, 3, 0, Progress.TERMINAL, b"x0", b"w0", b"record", 80.0)
-    return dataclasses.replace(base, **changes)
+    return replace(base, **changes)
 
 
 def settled(stored: Row | None, new: Entry, **kwargs):
@@ -99,14 +98,12 @@ def test_an_exchange_may_move_what_it_left_pending_itself() -> None:
     stored = row(exchange=b"x1", progress=Progress.PENDING)
     change = settled(stored, entry(owner=b"owner-b"))
     assert isinstance(change, Replace)
-    again = settled(
-        dataclasses.replace(stored, progress=Progress.IN_PROGRESS), entry(owner=b"b", progress=Progress.PENDING)
-    )
+    again = settled(replace(stored, progress=Progress.IN_PROGRESS), entry(owner=b"b", progress=Progress.PENDING))
     assert isinstance(again, Replace)  # the last report counts, however far the first one had come
     with pytest.raises(Conflict):
-        settled(dataclasses.replace(stored, exchange=b"x0"), entry(owner=b"owner-b"))
+        settled(replace(stored, exchange=b"x0"), entry(owner=b"owner-b"))
     with pytest.raises(Conflict):
-        settled(dataclasses.replace(stored, progress=Progress.TERMINAL), entry(owner=b"owner-b"))
+        settled(replace(stored, progress=Progress.TERMINAL), entry(owner=b"owner-b"))
 
 
 def test_a_conversation_counts_its_turns() -> None:
@@ -142,7 +139,7 @@ def test_an_expired_row_may_be_owned_anew() -> None:
 def test_a_late_commit_does_not_bring_back_what_was_deleted() -> None:
     deleted = row(state=RowState.DELETED, exchange=b"x1", generation=5)
     assert settled(deleted, entry(generation=5)) is None
-    assert settled(dataclasses.replace(deleted, generation=0), entry()) is None
+    assert settled(replace(deleted, generation=0), entry()) is None
     assert isinstance(settled(deleted, entry(generation=6, made=True)), Replace)
     assert settled(deleted, entry(generation=6)) is None  # seen in passing: a list, a poll
     unknown = row(state=RowState.DELETED)

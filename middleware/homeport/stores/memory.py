@@ -6,7 +6,9 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from homeport.keys import Digests, StateKey
 from homeport.records import Row, RowState, Write
