@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import AsyncIterator
 
 import httpx
 from starlette.applications import Starlette
-from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -30,7 +30,7 @@ async def forward(request: Request) -> Response:
     name = pin.name if pin else random.choice(list(UPSTREAMS))
     if exchange:
         exchange.served_by(name)  # what it makes belongs to this upstream
-    headers = {k: v for k, v in request.headers.items() if k not in NOT_FORWARDED}
+    headers = [(k, v) for k, v in request.headers.items() if k not in NOT_FORWARDED]
     url = httpx.URL(UPSTREAMS[name] + request.scope["raw_path"].decode(), query=request.scope["query_string"])
     outgoing = client.build_request(request.method, url, headers=headers, content=await request.body())
     outgoing.headers["accept-encoding"] = "identity"  # homeport reads the answer
@@ -38,8 +38,17 @@ async def forward(request: Request) -> Response:
         answer = await client.send(outgoing, stream=True)
     except httpx.ConnectError:
         raise Rejected.because(Reason.UPSTREAM_UNAVAILABLE) from None
-    kept = {k: v for k, v in answer.headers.items() if k not in NOT_FORWARDED}
-    return StreamingResponse(answer.aiter_raw(), answer.status_code, kept, background=BackgroundTask(answer.aclose))
+
+    async def chunks() -> AsyncIterator[bytes]:
+        try:
+            async for chunk in answer.aiter_raw():
+                yield chunk
+        finally:
+            await answer.aclose()  # also when the client has left
+
+    response = StreamingResponse(chunks(), answer.status_code)
+    response.raw_headers = [(k.lower(), v) for k, v in answer.headers.raw if k.lower().decode() not in NOT_FORWARDED]
+    return response
 
 
 # Outermost, so that it opens its store before the app starts and closes it last.

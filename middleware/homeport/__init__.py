@@ -1,7 +1,7 @@
 """homeport: a follow-up reaches the upstream that holds its state, from any replica, or is refused before routing."""
 
 from homeport.errors import Reason, Rejected, Rejection, reject
-from homeport.exchange import Exchange, current_exchange
+from homeport.exchange import Exchange, Port, current_exchange
 from homeport.keys import Keyring, Tenant
 from homeport.middleware import ContinuationMiddleware
 from homeport.settings import Settings, UpstreamSettings, normalise_base_url, settings_reference
@@ -14,6 +14,7 @@ __all__ = [
     "ContinuationMiddleware",
     "Exchange",
     "Keyring",
+    "Port",
     "Reason",
     "Rejected",
     "Rejection",

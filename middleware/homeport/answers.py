@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import IO, Protocol
 
 from starlette.types import Message
@@ -17,10 +17,10 @@ from homeport.outlet import Outlet
 from homeport.settings import Settings
 from homeport.sse import EventTooLarge, Framer
 
-__all__ = ["Answer", "BufferedAnswer", "KeptAnswer", "PlainAnswer", "Recorder", "header_values"]
+__all__ = ["Answer", "BufferedAnswer", "KeptAnswer", "PlainAnswer", "Recorder", "SniffedAnswer", "header_values"]
 
 _BLOCK = 1 << 18
-_INLINE_BYTES = 1 << 20  # larger answers are read in a thread, so that other streams keep their latency
+_INLINE_BYTES = 1 << 16  # larger answers are read in a thread, so that other streams keep their latency
 _KEPT_BYTES = 1 << 16
 
 
@@ -99,6 +99,42 @@ class KeptAnswer(PlainAnswer):
             await self.app_over()
 
 
+class SniffedAnswer:
+    """A stream by what was asked for or announced, but not if its first byte says that it is one JSON value."""
+
+    def __init__(self, streamed: Callable[[], Answer], buffered: Callable[[], Answer]) -> None:
+        self._streamed = streamed
+        self._buffered = buffered
+        self._head: Message = {}
+        self._early: list[Message] = []
+        self._answer: Answer | None = None
+
+    async def start(self, message: Message) -> None:
+        self._head = message
+
+    async def body(self, message: Message) -> None:
+        if self._answer is None:
+            first = message.get("body", b"").lstrip()[:1]
+            self._early.append(message)
+            # A coded body does not begin with either, and is a stream or not as it was asked for.
+            if not first and message.get("more_body", False):
+                return
+            self._answer = self._buffered() if first in (b"{", b"[") else self._streamed()
+            await self._answer.start(self._head)
+            for early in self._early:
+                await self._answer.body(early)
+            return
+        await self._answer.body(message)
+
+    async def app_over(self) -> None:
+        if self._answer is not None:
+            await self._answer.app_over()
+
+    def close(self) -> None:
+        if self._answer is not None:
+            self._answer.close()
+
+
 class BufferedAnswer:
     """Holds head and body until ownership is durable, then releases the very same bytes.
 
@@ -163,8 +199,16 @@ class BufferedAnswer:
         elif isinstance(seen, Observed):
             await self._recorder.final(seen)
         else:
+            items = Observed()
             for event in seen:
-                await (self._recorder.final if event.terminal else self._recorder.pending)(event.observed)
+                if event.terminal:
+                    event.observed.add(items)
+                    items = Observed()
+                    await self._recorder.final(event.observed)
+                elif event.observed.id is None:
+                    items.add(event.observed)
+                else:
+                    await self._recorder.pending(event.observed)
 
     def _observe(self) -> Observed | list[ObservedEvent] | None:
         """The facts of the body: of one object, or of the events of a stream that does not say that it is one."""
@@ -197,7 +241,7 @@ class BufferedAnswer:
             events = [e for chunk in chunks for e in framer.feed(chunk)] + framer.close()
         except EventTooLarge:
             return None
-        return [found for e in events if (found := observe_event(e, eager=True)) is not None] or None
+        return [found for e in events if (found := observe_event(e)) is not None] or None
 
     async def _send_body(self) -> None:
         if self._file is not None:

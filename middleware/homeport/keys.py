@@ -43,7 +43,7 @@ class Tenant:
         return "Tenant(…)"
 
 
-class Digests(msgspec.Struct, frozen=True):
+class Digests(msgspec.Struct, frozen=True, gc=False):
     """One identity under every listed secret: ``current`` is written, all are read."""
 
     current: bytes
@@ -54,7 +54,7 @@ class Digests(msgspec.Struct, frozen=True):
         return (self.current, *self.older)
 
 
-class StateKey(Digests, frozen=True):
+class StateKey(Digests, frozen=True, gc=False):
     """The digest of (namespace, route, tenant, kind, opaque id), or of a claim."""
 
 

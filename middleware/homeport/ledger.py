@@ -114,8 +114,8 @@ class Ledger:
         if observed.id is None or observed.id in self._pending or not self.keeps(observed):
             return
         entry = self._response(observed.id, observed, owner, pending=True)
-        self._pending[observed.id] = (entry.key,) if entry.claim is None else (entry.key, entry.claim.key)
         await self._commit(owner, [entry])
+        self._pending[observed.id] = (entry.key,) if entry.claim is None else (entry.key, entry.claim.key)
 
     async def final(self, observed: Observed, owner: Upstream) -> None:
         """Own everything that a finished, or queued, response leaves behind; or a conversation, or a container."""
@@ -135,20 +135,19 @@ class Ledger:
             entries.append(self._alias(Kind.CONVERSATION, conversation, owner, ttl=None, counted=True))
         if keeps:
             ttl = None if conversation is not None else self._settings.ttl
-            # What compaction answers repeats what the client sent.
-            learned = self._operation is Operation.COMPACT
-            entries += self._unique(Kind.ITEM, observed.items, owner, ttl, learned=learned)
-            entries += self._unique(Kind.CONTAINER, observed.containers, owner, self._settings.ttl, learned=True)
+            entries += self._unique(Kind.ITEM, observed.items, owner, ttl)
+            entries += self._unique(Kind.CONTAINER, observed.containers, owner, self._settings.ttl)
         entries += self._unique(Kind.ENCRYPTED, observed.encrypted, owner, self._settings.encrypted_ttl)
         forget = () if keeps or observed.id is None else self._pending.pop(observed.id, ())
         await self._commit(owner, entries, forget)
 
-    async def seen(self, observed: Observed) -> None:
+    async def seen(self, observed: Observed, pin: Upstream | None) -> None:
         """Record, best effort, what an answer about owned state shows: a later status, other spellings, its items."""
         record = next((f for s, f in self.facts.items() if s.in_path and isinstance(f, Record)), None)
         if record is None:
             return  # ids become aliases only where the request's own id was found for this tenant
-        owner = Upstream(record.upstream, record.fingerprint)
+        at_pin = pin is not None and pin.is_home_of(record.fingerprint)
+        owner = pin if pin is not None and at_pin else Upstream(record.upstream, record.fingerprint)
         in_conversation = self._operation in _IN_CONVERSATION or observed.conversation is not None
         ttl = None if in_conversation else self._settings.ttl
         entries: list[Entry] = []
@@ -156,11 +155,11 @@ class Ledger:
             if observed.id is None or observed.status == record.status:
                 return  # nothing that was not recorded when this status was
             entries.append(self._response(observed.id, observed, owner, pending=False))
-            entries += self._unique(Kind.CONTAINER, observed.containers, owner, self._settings.ttl, learned=True)
+            entries += self._unique(Kind.CONTAINER, observed.containers, owner, self._settings.ttl)
             entries += self._unique(Kind.ENCRYPTED, observed.encrypted, owner, self._settings.encrypted_ttl)
         # Lists of input repeat what clients sent, whatever they put there: only items are taken from them, and only
         # those that are nobody else's.
-        entries += self._unique(Kind.ITEM, observed.items, owner, ttl, learned=True)
+        entries += self._unique(Kind.ITEM, observed.items, owner, ttl)
         fresh = [e for e in entries if e.kind is Kind.RESPONSE or not self._state.knows(e.key)]
         with contextlib.suppress(Rejected):
             await self._commit(owner, fresh, timeout=min(_BEST_EFFORT_TIMEOUT, self._settings.commit_timeout))
@@ -220,11 +219,10 @@ class Ledger:
             learned=learned,
         )
 
-    def _unique(
-        self, kind: Kind, ids: list[str], owner: Upstream, ttl: float | None, *, learned: bool = False
-    ) -> list[Entry]:
+    def _unique(self, kind: Kind, ids: list[str], owner: Upstream, ttl: float | None) -> list[Entry]:
+        """Aliases of what an answer holds; one that is somebody else's is left out, whoever minted or repeated it."""
         newest = list(dict.fromkeys(ids))[-_MAX_ALIASES:]
-        return [self._alias(kind, i, owner, ttl=ttl, learned=learned) for i in newest]
+        return [self._alias(kind, i, owner, ttl=ttl, learned=True) for i in newest]
 
     def _claim(
         self, kind: Kind, opaque_id: str, owner: Upstream, ttl: float | None, progress: Progress
@@ -238,12 +236,15 @@ class Ledger:
             return None
         if kind is Kind.ENCRYPTED:
             return None
+        key = self._keyring.claim_key(owner.fingerprint, kind, opaque_id)
+        former = [d for f in owner.former for d in self._keyring.claim_key(f, kind, opaque_id).all]
         return Entry(
-            self._keyring.claim_key(owner.fingerprint, kind, opaque_id),
+            StateKey(key.current, (*key.older, *former)) if former else key,
             Kind.CLAIM,
             self.tenant_digests.current,
             b"",
-            ttl=ttl,
+            # Where use prolongs a record, its claim must not end before it.
+            ttl=None if settings.refresh_on_read else ttl,
             tombstone_ttl=settings.tombstone_ttl,
             progress=progress,
             former=self.tenant_digests.older,

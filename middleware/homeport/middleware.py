@@ -64,6 +64,10 @@ class ContinuationMiddleware:
             ),
         )
 
+    async def ready(self) -> bool:
+        """Whether the store answers and this replica's secrets fit, for a health route of the host's."""
+        return await self.state.ready()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await self._http(scope, receive, send)

@@ -6,9 +6,10 @@ Observation never changes a byte, and decodes only the events that can hold a re
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal
 
 import msgspec
 
@@ -61,34 +62,41 @@ class ObservedEvent:
 _NOTHING = msgspec.Raw()  # a Raw that may be None would take nothing but null
 
 
+# Values stay raw until their type has been looked at: servers differ in those of what homeport does not need.
 class _Item(msgspec.Struct):
-    id: str | None = None
-    type: str | None = None
-    encrypted_content: str | None = None
-    container_id: str | None = None
+    id: msgspec.Raw = _NOTHING
+    encrypted_content: msgspec.Raw = _NOTHING
+    container_id: msgspec.Raw = _NOTHING
     environment: msgspec.Raw = _NOTHING
 
 
 class _Object(msgspec.Struct):
-    id: str | None = None
-    object: str | None = None
-    status: str | None = None
-    store: bool | None = None
-    background: bool | None = None
-    created_at: float | None = None
+    id: msgspec.Raw = _NOTHING
+    status: msgspec.Raw = _NOTHING
+    store: msgspec.Raw = _NOTHING
+    background: msgspec.Raw = _NOTHING
+    created_at: msgspec.Raw = _NOTHING
     conversation: msgspec.Raw = _NOTHING
-    output: list[_Item] | None = None
-    data: list[_Item] | None = None
+    output: msgspec.Raw = _NOTHING
+    data: msgspec.Raw = _NOTHING
 
 
 class _Event(msgspec.Struct):
-    type: str | None = None
-    sequence_number: int | None = None
+    type: msgspec.Raw = _NOTHING
+    sequence_number: msgspec.Raw = _NOTHING
     response: msgspec.Raw = _NOTHING
-    item: _Item | None = None
+    item: msgspec.Raw = _NOTHING
+
+
+class _Reference(msgspec.Struct):
+    id: msgspec.Raw = _NOTHING
+    container_id: msgspec.Raw = _NOTHING
 
 
 _objects = msgspec.json.Decoder(_Object)
+_items = msgspec.json.Decoder(list[_Item])
+_item = msgspec.json.Decoder(_Item)
+_references = msgspec.json.Decoder(_Reference)
 _events = msgspec.json.Decoder(_Event)
 
 _TERMINAL = frozenset({b"response.completed", b"response.incomplete", b"response.failed", b"response.cancelled"})
@@ -105,143 +113,138 @@ def observe_json(body: bytes | memoryview) -> Observed | None:
     """The facts of a JSON response, an item list or a created resource; None if it is not JSON at all."""
     try:
         return _facts(_objects.decode(body))
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        pass
+    except msgspec.ValidationError:
+        return Observed()  # JSON, but no object
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        strict = _strict(body)
     try:
-        return _lenient_facts(_lenient(body))
+        return None if strict is None else _facts(_objects.decode(strict))
+    except msgspec.ValidationError:
+        return Observed()
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+
+def observe_event(event: Event) -> ObservedEvent | None:
+    """The facts of ``event``, None if it holds none: deltas are told apart without decoding them.
+
+    Any event with a ``response`` object carries it, whatever its type: a client can read the id there.
+    """
+    data, name = event.data, event.name
+    if not data or (name not in _CARRIERS and b'"response"' not in data and not _matters(data)):
+        return None
+    decoded = _decoded_event(data)
+    if decoded is None:
+        return None
+    kind = (_text(decoded.type) or "").encode() or name
+    response = bytes(decoded.response) if decoded.response and bytes(decoded.response) != b"null" else None
+    observed = (observe_json(response) if response else None) or Observed()
+    if kind in _CARRIERS:
+        _add_item(observed, decoded.item)
+    elif observed.id is None:
+        return None
+    return ObservedEvent(observed, kind in _TERMINAL, _number(decoded.sequence_number), response)
+
+
+def _matters(data: bytes) -> bool:
+    return _DELTA.match(data) is None and _MATTERS.search(data) is not None
+
+
+def _decoded_event(data: bytes) -> _Event | None:
+    try:
+        return _events.decode(data)
+    except msgspec.ValidationError:
+        return None
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        strict = _strict(data)
+    try:
+        return None if strict is None else _events.decode(strict)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+
+
+def _strict(body: bytes | memoryview) -> bytes | None:
+    """What most clients' readers take, though it is not JSON, written as JSON; None for what they do not take either.
+
+    NaN, lone surrogates, broken UTF-8 and a byte order mark are read: a response is recorded whenever some client could
+    read its id. Only requests are held to one reading.
+    """
+    try:
+        text = bytes(body).decode("utf-8-sig", "replace")
+        found = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
+        return json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
     except (ValueError, RecursionError):
         return None
 
 
-def observe_event(event: Event, *, eager: bool = False) -> ObservedEvent | None:
-    """The facts of ``event``, None if it holds none: deltas are told apart without decoding them.
-
-    ``eager`` takes any event with a ``response`` object for one that carries it, whatever its type.
-    """
-    data, name = event.data, event.name
-    if not data:
-        return None
-    if not eager:
-        if name not in _CARRIERS and (_DELTA.match(data) or _MATTERS.search(data) is None):
-            return None
-    elif b'"response' not in data and name not in _CARRIERS:
-        return None
-    try:
-        decoded = _events.decode(data)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        try:
-            decoded = _lenient_event(_lenient(data))
-        except (ValueError, RecursionError):
-            return None
-    kind = decoded.type.encode() if decoded.type else name
-    response = bytes(decoded.response) or None
-    if kind not in _CARRIERS and not (eager and response):
-        return None
-    observed = (observe_json(response) if response else None) or Observed()
-    if decoded.item is not None:
-        _add_item(observed, decoded.item)
-    if kind not in _CARRIERS and observed.id is None:
-        return None
-    return ObservedEvent(observed, kind in _TERMINAL, decoded.sequence_number or 0, response)
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
 
 
 def _facts(found: _Object) -> Observed:
     observed = Observed(
-        found.id,
-        found.status,
-        found.store,
-        bool(found.background),
-        _seconds(found.created_at),
-        _reference(found.conversation),
+        _text(found.id),
+        _text(found.status),
+        {b"true": True, b"false": False}.get(bytes(memoryview(found.store)[:6])),
+        bytes(memoryview(found.background)[:5]) == b"true",
+        _number(found.created_at),
+        _text(found.conversation) or _member(found.conversation, "id"),
     )
-    for item in found.output or found.data or ():
-        _add_item(observed, item)
+    items = found.output if bytes(memoryview(found.output)[:1]) == b"[" else found.data
+    if bytes(memoryview(items)[:1]) == b"[":
+        _add_items(observed, items)
     return observed
 
 
-def _add_item(observed: Observed, item: _Item) -> None:
-    if item.id:
-        observed.items.append(item.id)
-    if item.encrypted_content:
-        observed.encrypted.append(item.encrypted_content)
-    container = item.container_id or _member(item.environment, "container_id")
+def _add_items(observed: Observed, raw: msgspec.Raw) -> None:
+    try:
+        items = _items.decode(raw)
+    except msgspec.ValidationError:  # something else than objects in it
+        for element in msgspec.json.decode(raw, type=list[msgspec.Raw]):
+            _add_item(observed, element)
+        return
+    for item in items:
+        _add(observed, item)
+
+
+def _add_item(observed: Observed, raw: msgspec.Raw) -> None:
+    if bytes(memoryview(raw)[:1]) == b"{":
+        _add(observed, _item.decode(raw))
+
+
+def _add(observed: Observed, item: _Item) -> None:
+    item_id, encrypted = _text(item.id), _text(item.encrypted_content)
+    container = _text(item.container_id) or _member(item.environment, "container_id")
+    if item_id:
+        observed.items.append(item_id)
+    if encrypted:
+        observed.encrypted.append(encrypted)
     if container:
         observed.containers.append(container)
 
 
-def _reference(raw: msgspec.Raw) -> str | None:
-    """A conversation as a string or as ``{"id": …}``."""
-    if not raw:
+def _member(raw: msgspec.Raw, name: Literal["id", "container_id"]) -> str | None:
+    if bytes(memoryview(raw)[:1]) != b"{":
         return None
-    value = msgspec.json.decode(raw)
-    if isinstance(value, dict):
-        value = value.get("id")
-    return value if isinstance(value, str) and value else None
+    return _text(getattr(_references.decode(raw), name))
 
 
-def _member(raw: msgspec.Raw, key: str) -> str | None:
-    value: Any = msgspec.json.decode(raw) if raw else None
-    found = value.get(key) if isinstance(value, dict) else None
-    return found if isinstance(found, str) else None
-
-
-def _seconds(value: float | None) -> int:
-    return int(value) if value is not None and 0 < value < 1e11 else 0
-
-
-def _lenient(body: bytes | memoryview) -> dict[str, Any]:
-    """``body`` as the readers of most clients take it: NaN, lone surrogates and a byte order mark included.
-
-    A response is recorded whenever some client could read its id; only requests are held to one reading.
-    Raises ``ValueError`` or ``RecursionError``; what is JSON but no object has no members.
-    """
-    found = json.loads(bytes(body).decode("utf-8-sig", "replace"))
-    return found if isinstance(found, dict) else {}
-
-
-def _lenient_facts(found: dict[str, Any]) -> Observed:
-    """Servers differ in the types of what homeport does not need: whatever has an id must still be recorded."""
-    created, conversation, store = found.get("created_at"), found.get("conversation"), found.get("store")
-    observed = Observed(
-        _text(found.get("id")),
-        _text(found.get("status")),
-        store if isinstance(store, bool) else None,
-        found.get("background") is True,
-        _seconds(created) if isinstance(created, int | float) else 0,
-        _text(conversation.get("id") if isinstance(conversation, dict) else conversation),
-    )
-    items = found.get("output") or found.get("data")
-    for item in items if isinstance(items, list) else ():
-        if isinstance(item, dict):
-            _add_item(observed, _lenient_item(item))
-    return observed
-
-
-def _lenient_item(item: dict[str, Any]) -> _Item:
-    return _Item(
-        _text(item.get("id")),
-        encrypted_content=_text(item.get("encrypted_content")),
-        container_id=_text(item.get("container_id")),
-    )
-
-
-def _lenient_event(found: dict[str, Any]) -> _Event:
-    number, response, item = found.get("sequence_number"), found.get("response"), found.get("item")
-    return _Event(
-        _text(found.get("type")),
-        number if isinstance(number, int) and abs(number) < 1 << 53 else None,
-        # Written again for observe_json(), in ASCII, so that lone surrogates pass.
-        msgspec.Raw(json.dumps(response).encode()) if isinstance(response, dict) else _NOTHING,
-        _lenient_item(item) if isinstance(item, dict) else None,
-    )
-
-
-def _text(value: object) -> str | None:
-    """A string with text in it; a lone surrogate could not be sent back, so it names nothing."""
-    if not isinstance(value, str) or not value:
+def _text(raw: msgspec.Raw) -> str | None:
+    """A string with text in it; None for whatever else stands there."""
+    if bytes(memoryview(raw)[:1]) != b'"':
         return None
     try:
-        value.encode()
-    except UnicodeEncodeError:
-        return None
-    return value
+        return msgspec.json.decode(raw, type=str) or None
+    except (msgspec.DecodeError, UnicodeError):
+        return None  # not UTF-8: it could not be sent back, so it names nothing
+
+
+def _number(raw: msgspec.Raw) -> int:
+    """A number that can be a time or a sequence number, else 0."""
+    text = bytes(memoryview(raw)[:32])
+    try:
+        value = float(text)
+    except ValueError:
+        return 0
+    return int(value) if 0 < value < 1e15 else 0

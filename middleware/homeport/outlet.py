@@ -18,6 +18,9 @@ from homeport.errors import Rejection
 __all__ = ["Cut", "Outlet", "Progress"]
 
 
+_INSIST = 1.0  # seconds
+
+
 class Progress(Enum):
     HELD = "held"
     STARTED = "started"
@@ -37,17 +40,20 @@ class Cut:
         self._cancelling = task.cancelling()
         self._timer: asyncio.TimerHandle | None = None
         self._sends = 0
+        self._cancels = 0
         self._due = False
         self._over = False
         self.fired = False
 
     def after(self, delay: float | None) -> None:
-        """End the app in ``delay`` seconds, or not after all if None."""
+        """End the app in ``delay`` seconds, or not after all if None. Once it is being ended, that stands."""
+        if self.fired and not self._over:
+            return
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
         self._due = False
-        if delay is not None and not self._over and not self.fired:
+        if delay is not None and not self._over:
             self._timer = asyncio.get_running_loop().call_later(delay, self._fire)
 
     def send_begins(self) -> None:
@@ -61,9 +67,11 @@ class Cut:
 
     def over(self) -> None:
         """The app has returned or raised. Raises ``CancelledError`` if somebody else cancelled the task as well."""
-        self.after(None)
         self._over = True
-        if self.fired and self._task.uncancel() > self._cancelling:
+        self.after(None)
+        for _ in range(self._cancels):
+            self._task.uncancel()
+        if self.fired and self._task.cancelling() > self._cancelling:
             raise asyncio.CancelledError
 
     def _fire(self) -> None:
@@ -72,7 +80,10 @@ class Cut:
             self._due = True
         else:
             self.fired = True
+            self._cancels += 1
             self._task.cancel()
+            # An app that swallows it is asked again.
+            self._timer = asyncio.get_running_loop().call_later(_INSIST, self._fire)
 
 
 class Outlet:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from homeport import telemetry
-from homeport.answers import Answer, BufferedAnswer, KeptAnswer, PlainAnswer, header_values
+from homeport.answers import Answer, BufferedAnswer, KeptAnswer, PlainAnswer, SniffedAnswer, header_values
 from homeport.bodies import decode_body
 from homeport.decisions import MissPolicy, Pass, Pin, Reject, decide
 from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, reject
@@ -39,7 +39,7 @@ _logger = logging.getLogger("homeport")
 
 _Write = Callable[[Observed, Upstream], Awaitable[None]]
 
-_INLINE_BYTES = 1 << 20  # larger bodies are read in a thread, so that other streams keep their latency
+_INLINE_BYTES = 1 << 15  # larger bodies are read in a thread, so that other streams keep their latency
 _NOT_OFFERED = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 
 
@@ -89,6 +89,8 @@ class Responder:
         self._owner: Upstream | None = None
         self._rejection: Rejection | None = None  # told in mode host: it stands whatever the app makes of it
         self._over = False
+        self._admitted = False
+        self._admission = asyncio.Lock()  # one admission at a time: the second caller waits for what the first finds
         self.pin: Upstream | None = None
         self.tenant: Tenant | None = None
 
@@ -235,6 +237,7 @@ class Responder:
             case Reject(rejection, known):
                 self.pin = known
                 raise Rejected(rejection)
+        self._admitted = True
 
     def _app_scope(self) -> Scope:
         settings = self._settings
@@ -289,7 +292,7 @@ class Responder:
             self._refuse(
                 reject(Reason.INTEGRATION_FAULT, message="The application named an upstream that is not known.")
             )
-        if ledger is None:
+        if ledger is None or (self._enforce and not self._admitted):
             if self._enforce:
                 text = "The application did not call exchange.admit()."
                 raise Rejected(reject(Reason.INTEGRATION_FAULT, message=text))
@@ -297,9 +300,14 @@ class Responder:
         if ledger.deletes or not ledger.observes:
             return PlainAnswer(self._outlet)
         content_type = b"".join(header_values(message, b"content-type"))
-        asked = self._request.stream and ledger.creates and not content_type.startswith(b"application/json")
-        if asked or is_event_stream(content_type):
-            return StreamedAnswer(self._outlet, self, self._settings)
+        if is_event_stream(content_type) or (self._request.stream and ledger.creates):
+            return SniffedAnswer(self._streamed, self._buffered)
+        return self._buffered()
+
+    def _streamed(self) -> Answer:
+        return StreamedAnswer(self._outlet, self, self._settings)
+
+    def _buffered(self) -> Answer:
         return BufferedAnswer(self._outlet, self, self._settings)
 
     def _read_served_by(self, message: Message) -> bool:
@@ -327,9 +335,10 @@ class Responder:
     def _served_by(self) -> Upstream | None:
         """Who owns what this exchange made; None for nobody. Raises :class:`Rejected` where that cannot be said."""
         if not self._reported:
-            if len(self._upstreams) > 1:
+            if len(self._upstreams) != 1:
                 raise Rejected.because(Reason.INTEGRATION_FAULT)
-            return next(iter(self._upstreams.values()))
+            (only,) = self._upstreams.values()
+            return only
         self._check_pin()
         return self._owner
 
@@ -367,6 +376,8 @@ class Responder:
             if upstream not in self._upstreams:
                 raise LookupError("served_by() names an upstream that is not in the directory")
             upstream = self._upstreams[upstream]
+        elif upstream is not None and not any(u.fingerprint == upstream.fingerprint for u in self._upstreams.values()):
+            raise LookupError("served_by() was given an upstream that is not in the directory")
         self._owner = upstream
         self._reported = True
 
@@ -375,13 +386,14 @@ class Responder:
             raise RuntimeError("exchange.admit() is for HOMEPORT_TENANT_MODE=host")
         if self._over or self.tenant not in (None, tenant):
             raise RuntimeError("exchange.admit() was called after the end, or for a second tenant")
-        if self.tenant is not None and self._rejection is None:
-            return
-        self._rejection = None
-        try:
-            await self._decide(tenant)
-        except Rejected as rejected:
-            self._refuse(rejected.rejection, stands=True)
+        async with self._admission:
+            if self._admitted:
+                return
+            self._rejection = None
+            try:
+                await self._decide(tenant)
+            except Rejected as rejected:
+                self._refuse(rejected.rejection, stands=True)
 
     # What an answer tells (homeport.answers.Recorder)
 
@@ -396,7 +408,7 @@ class Responder:
         if ledger.creates:
             await self._record(ledger.final, observed)
         else:
-            await ledger.seen(observed)
+            await ledger.seen(observed, self.pin)
 
     def unreadable(self) -> None:
         if self._ledger is not None and self._ledger.creates:
@@ -407,7 +419,7 @@ class Responder:
             return
         try:
             owner = self._served_by()
-            if owner is None:
+            if owner is None or not owner.stateful:
                 self._count("not_owned")
                 return
             await write(observed, owner)

@@ -7,6 +7,7 @@ for their own messages.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -97,10 +98,11 @@ def inspect_body(operation: Operation, body: bytes, *, max_selectors: int) -> In
     optional_body = operation in (Operation.CONVERSATION_CREATE, Operation.ITEMS_CREATE)
     if optional_body and not body.strip():
         return Inspected()
+    strictjson.begin()
     try:
         strictjson.check_text(body)
         top = strictjson.members(body, _TOP)
-        selectors = list(_references(operation, top))
+        selectors = _bounded(_references(operation, top), max_selectors)
     except strictjson.Ambiguous:
         raise Rejected.because(Reason.AMBIGUOUS_SELECTOR) from None
     except strictjson.TooMany:
@@ -109,7 +111,7 @@ def inspect_body(operation: Operation, body: bytes, *, max_selectors: int) -> In
     except strictjson.Invalid:
         raise Rejected.because(Reason.INVALID_JSON) from None
     return Inspected(
-        _bounded(selectors, max_selectors),
+        selectors,
         model=_text_or_none(top.get("model")),
         stream=_is_true(top.get("stream")),
         store=_flag_or_none(top.get("store")),
@@ -162,10 +164,12 @@ def _in_items(name: str, raw: msgspec.Raw | None) -> Iterator[Selector]:
 
 
 def _in_item(name: str, item: strictjson.Members) -> Iterator[Selector]:
-    # A wrong type here would be absent to one reader and present to another.
-    item_type, _, encrypted, _ = (
-        _text(f"{name}.{k}", item.get(k)) for k in ("type", "role", "encrypted_content", "result")
-    )
+    # A wrong type where pointer and content are told apart would be absent to one reader and present to another.
+    item_type = _text(f"{name}.type", item.get("type"))
+    content = "role" if item_type is None else _CONTENT_OF.get(item_type)
+    if content is not None:
+        _text(f"{name}.{content}", item.get(content))
+    encrypted = _text_or_none(item.get("encrypted_content"))
     if encrypted:
         yield Selector(Kind.ENCRYPTED, encrypted, hard=False)
     if _is_pointer(item, item_type):
@@ -180,7 +184,7 @@ def _in_item(name: str, item: strictjson.Members) -> Iterator[Selector]:
 def _is_pointer(item: strictjson.Members, item_type: str | None) -> bool:
     if item_type is None:
         # WIRE.md section 0: the type of an item_reference is optional and nullable.
-        return _is_absent(item.get("type")) and _is_absent(item.get("role"))
+        return _is_absent(item.get("role"))
     if item_type == "item_reference":
         return True
     content = _CONTENT_OF.get(item_type)
@@ -207,6 +211,8 @@ def _containers(name: str, holder: strictjson.Members, depth: int = 0) -> Iterat
         if raw is None:
             continue
         where = f"{name}.{key}"
+        if key == "environment" and _kind(raw) != "an object":
+            continue  # the kind of a computer, say
         if _kind(raw) != "an object":
             found = _id(where, raw)
             if found:
@@ -221,14 +227,19 @@ def _containers(name: str, holder: strictjson.Members, depth: int = 0) -> Iterat
         yield from _containers(where, inner, depth + 1)
 
 
-def _bounded(selectors: list[Selector], limit: int) -> tuple[Selector, ...]:
-    unique = dict.fromkeys(selectors)
-    hard = [s for s in unique if s.hard]
-    if len(hard) > limit:
-        raise Rejected.because(Reason.TOO_MANY_SELECTORS)
+def _bounded(found: Iterator[Selector], limit: int) -> tuple[Selector, ...]:
+    hard: dict[Selector, None] = {}
+    soft: deque[Selector] = deque(maxlen=limit)
+    for selector in found:
+        if not selector.hard:
+            soft.append(selector)
+            continue
+        hard[selector] = None
+        if len(hard) > limit:
+            raise Rejected.because(Reason.TOO_MANY_SELECTORS)
     # Soft references are hints, and long stateless sessions carry hundreds: the newest are enough to find the owner.
-    soft = [s for s in unique if not s.hard]
-    return (*hard, *soft[max(0, len(soft) - (limit - len(hard))) :])
+    newest = list(dict.fromkeys(soft))
+    return (*hard, *newest[max(0, len(newest) - (limit - len(hard))) :])
 
 
 def _id(name: str, raw: msgspec.Raw | None) -> str | None:

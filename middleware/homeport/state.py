@@ -23,11 +23,13 @@ from homeport.records import Record, UnreadableRecord, Write, decode_record
 from homeport.settings import Settings
 from homeport.stores.base import (
     CapacityExceeded,
+    Conflict,
     Expired,
     Found,
     Loaded,
     Missing,
     SecretMismatch,
+    StaleRevision,
     StateStore,
     StoreUnavailable,
 )
@@ -103,6 +105,10 @@ class State:
                 self._failed("open", "no answer in time")
             except StoreUnavailable as exc:
                 self._failed("open", str(exc))
+            except SecretMismatch:
+                raise
+            except Exception as exc:  # noqa: BLE001 - as in _timed()
+                self._failed("open", type(exc).__name__)
             self._opened = True
 
     async def ensure_open(self) -> None:
@@ -258,6 +264,12 @@ class State:
         except StoreUnavailable as exc:
             self._failed(operation, str(exc))
             raise
+        except (Conflict, StaleRevision, CapacityExceeded):
+            raise
+        except Exception as exc:  # noqa: BLE001
+            # A host's store that raises anything else has not answered either; what it says may hold an id.
+            self._failed(operation, type(exc).__name__)
+            raise StoreUnavailable(type(exc).__name__) from None
 
     def _failed(self, operation: str, reason: str) -> None:
         telemetry.store_errors.add(1, {"operation": operation})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import sys
 import time
 from collections.abc import Coroutine
 from typing import Any
@@ -20,6 +22,8 @@ from homeport.sse import Event, EventTooLarge, Framer
 
 __all__ = ["StreamedAnswer"]
 
+_YIELD_EVERY = 256
+_SEQUENCE = re.compile(rb'"sequence_number": ?(\d{1,15})')
 _KEEPALIVE = b": homeport is storing the response\n\n"
 
 
@@ -31,7 +35,9 @@ class StreamedAnswer:
         self._recorder = recorder
         self._linger = settings.linger
         self._hold_keepalive = settings.hold_keepalive
-        self._framer = Framer(max_event_bytes=settings.max_event_bytes)
+        # Mode observe refuses nothing.
+        limit = settings.max_event_bytes if settings.mode == "enforce" else sys.maxsize
+        self._framer = Framer(max_event_bytes=limit)
         self._decoder: StreamDecoder | None = None
         self._unknown_coding = False
         self._coded = bytearray()
@@ -40,6 +46,8 @@ class StreamedAnswer:
         self._open: set[str] = set()
         self._latest: str | None = None
         self._all_ended = False
+        self._lingers: float | None = None
+        self._last = b""
         self._named = False
         self._next_sequence = 0
         self._done_seen = False
@@ -58,21 +66,22 @@ class StreamedAnswer:
     async def body(self, message: Message) -> None:
         if self._finished:
             return
-        if self._all_ended:
-            self._outlet.end_app(None)
         last = not message.get("more_body", False)
         try:
             await self._forward(message.get("body", b""), last=last)
         except Rejected as rejected:
             await self._fail(rejected.rejection)
         except EventTooLarge:
+            number = _SEQUENCE.search(self._last)
+            self._next_sequence = int(number[1]) + 1 if number else self._next_sequence
             await self._fail(Rejected.because(Reason.COMMIT_FAILED).rejection)
         else:
             if last:
                 self.close()
-            elif self._all_ended:
-                # Armed after the terminal event has gone out, and anew after whatever else comes.
-                self._outlet.end_app(self._linger)
+            elif self._lingers is not None:
+                # Armed after the terminal event has gone out, and anew after other events; not after comments.
+                self._outlet.end_app(self._lingers)
+                self._lingers = None
 
     async def app_over(self) -> None:
         pass
@@ -121,6 +130,12 @@ class StreamedAnswer:
                     ready.clear()
                 await self._commit(found)
             ready.append(event.raw)
+            if event.data:
+                self._last = event.raw
+                if self._all_ended:
+                    self._lingers = self._linger
+            if not len(ready) % _YIELD_EVERY:
+                await asyncio.sleep(0)  # a flood in one chunk must not hold up other streams
         if emit and ready:
             await self._emit(b"".join(ready))
 
@@ -132,8 +147,7 @@ class StreamedAnswer:
         if event.data == b"[DONE]":
             self._done_seen = True
             return None
-        # Whatever event shows an id first, a client can read it there.
-        return observe_event(event, eager=self._latest is None)
+        return observe_event(event)
 
     async def _commit(self, event: ObservedEvent) -> None:
         observed = event.observed
@@ -149,6 +163,8 @@ class StreamedAnswer:
                 self._open.add(observed.id)
                 self._latest = observed.id
                 self._all_ended = False
+                self._lingers = None
+                self._outlet.end_app(None)
             await self._recorder.pending(observed)
         self._next_sequence = event.sequence_number + 1
 

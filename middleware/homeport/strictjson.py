@@ -16,14 +16,28 @@ from typing import TypeAlias, cast
 
 import msgspec
 
-__all__ = ["Ambiguous", "Invalid", "Members", "NotAnObject", "TooMany", "array", "check_text", "members"]
+__all__ = [
+    "MAX_EMPTY",
+    "MAX_KEYS",
+    "Ambiguous",
+    "Invalid",
+    "Members",
+    "NotAnObject",
+    "TooMany",
+    "array",
+    "begin",
+    "check_text",
+    "members",
+]
 
 
-_MAX_KEYS = 100_000
-"""How many keys the inspected levels of one body may have; each costs about a microsecond."""
+MAX_KEYS = 30_000
+"""How many keys the inspected levels of one body may have in all; each costs a few microseconds."""
 
-_MAX_EMPTY = 10_000
-"""The same for empty objects, which have no keys to be counted by and cost more."""
+MAX_EMPTY = 10_000
+"""The same for empty objects in one array, which have no keys to be counted by."""
+
+_COUNTED_BYTES = 4 << 20  # up to here braces in texts are told from others; beyond, so many of them are nobody's
 
 
 class Invalid(ValueError):
@@ -54,16 +68,22 @@ Members: TypeAlias = dict[str, msgspec.Raw]
 _seen = threading.local()  # large bodies are inspected in threads
 
 
+def begin() -> None:
+    """A new body: what is counted from here on is counted for it."""
+    _seen.keys = 0
+
+
 def _count(_type: type, key: str) -> _Key:
     _seen.keys += 1
-    if _seen.keys > _MAX_KEYS:
+    if _seen.keys > MAX_KEYS:
         raise TooMany
     return _Key(key)
 
 
 _object = msgspec.json.Decoder(dict[_Key, msgspec.Raw], dec_hook=_count)
 _array = msgspec.json.Decoder(list[dict[_Key, msgspec.Raw]], dec_hook=_count)
-_EMPTY = re.compile(rb"\{[ \t\n\r]*\}")
+_EMPTY = re.compile(rb"\{[ \t\n\r]*+\}")
+_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 
 def check_text(data: bytes) -> None:
@@ -81,14 +101,14 @@ def members(data: bytes | msgspec.Raw, known: AbstractSet[str]) -> Members:
 
     Raises :class:`Invalid` or :class:`Ambiguous`; ``known`` are the keys that matter, in lower case.
     """
-    _seen.keys = 0
+    before = _seen.keys
     try:
         found = cast(Members, _object.decode(data))
     except msgspec.ValidationError as error:
         raise _unless_too_many(error, Invalid("not a JSON object")) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise Invalid("not a JSON object") from None
-    _check([found], known)
+    _check([found], known, _seen.keys - before)
     return found
 
 
@@ -97,28 +117,33 @@ def array(data: bytes | msgspec.Raw, known: AbstractSet[str]) -> list[Members]:
 
     Raises :class:`NotAnObject` for any other element, else as :func:`members`.
     """
-    # In texts too, where they are harmless, but so many of them are nobody's.
-    if sum(1 for _ in islice(_EMPTY.finditer(memoryview(data)), _MAX_EMPTY + 1)) > _MAX_EMPTY:
+    if _many_empty(memoryview(data)) and (
+        len(memoryview(data)) > _COUNTED_BYTES or _many_empty(_TEXT.sub(b"", memoryview(data)))
+    ):
         raise TooMany("empty objects")
-    _seen.keys = 0
+    before = _seen.keys
     try:
         found = cast("list[Members]", _array.decode(data))
     except msgspec.ValidationError as error:
         raise _unless_too_many(error, NotAnObject("not an array of objects")) from None
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise Invalid("not a JSON array") from None
-    _check(found, known)
+    _check(found, known, _seen.keys - before)
     return found
 
 
 def _unless_too_many(error: msgspec.ValidationError, otherwise: ValueError) -> ValueError:
     """What the decoder made of an exception of the hook's, told from its own."""
-    return TooMany("keys") if _seen.keys > _MAX_KEYS or isinstance(error.__cause__, TooMany) else otherwise
+    return TooMany("keys") if isinstance(error.__cause__, TooMany) else otherwise
 
 
-def _check(objects: list[Members], known: AbstractSet[str]) -> None:
+def _many_empty(data: bytes | memoryview) -> bool:
+    return sum(1 for _ in islice(_EMPTY.finditer(data), MAX_EMPTY + 1)) > MAX_EMPTY
+
+
+def _check(objects: list[Members], known: AbstractSet[str], counted: int) -> None:
     # A repeated key was counted, but is in its dict only once.
-    if sum(map(len, objects)) != _seen.keys:
+    if sum(map(len, objects)) != counted:
         raise Ambiguous("a key occurs twice")
     for key in set().union(*objects) - known:
         if key.casefold() in known:

@@ -1,4 +1,6 @@
-"""Commits and loads per second of every store, by concurrency. Run it: ``python tests/benchmarks/bench_store.py``.
+"""Commits (of four rows, as a create's are) and loads per second of every store, by concurrency.
+
+Run it: ``python tests/benchmarks/bench_store.py``.
 
 The load generator, the store and the database share this machine: compare figures of one run with each other.
 """
@@ -26,8 +28,17 @@ KEYS = [RING.state_key(TENANT, Kind.RESPONSE, f"known-{i}") for i in range(2000)
 
 
 def write(key: StateKey) -> Write:
-    entry = Entry(key, Kind.RESPONSE, b"o" * 32, b"r" * 90, 86400.0, 86400.0, counted=True)
-    return Write(os.urandom(16), os.urandom(16), TENANT_DIGESTS, (entry,))
+    """What a create commits: a response, an item, and a claim for each."""
+
+    def entry(key: StateKey, kind: Kind, *, counted: bool = False, claim: Entry | None = None) -> Entry:
+        return Entry(key, kind, b"o" * 32, b"r" * 90, 86400.0, 86400.0, counted=counted, claim=claim)
+
+    def other() -> StateKey:
+        return StateKey(os.urandom(32))
+
+    response = entry(key, Kind.RESPONSE, counted=True, claim=entry(other(), Kind.CLAIM))
+    item = entry(other(), Kind.ITEM, claim=entry(other(), Kind.CLAIM))
+    return Write(os.urandom(16), os.urandom(16), TENANT_DIGESTS, (response, item))
 
 
 async def rate(work: Callable[[], Awaitable[object]], concurrency: int) -> float:

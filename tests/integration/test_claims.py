@@ -117,3 +117,69 @@ async def test_a_turn_that_is_not_kept_leaves_no_claim() -> None:
     await call(app, "POST", "/v1/responses", {"stream": True})
     assert store.commits == 2
     assert len(store) == 0
+
+
+async def test_a_claim_lives_as_long_as_its_record() -> None:
+    now = [0.0]
+    store = CountingStore(clock=lambda: now[0])
+    fields = {"ttl": 100, "refresh_on_read": True, "cache_ttl": 0}
+    app = mount(
+        ScriptedApp(respond(response("resp_victim")), *[respond(response(f"r{i}")) for i in range(4)]), store, **fields
+    )
+    await call(app, "POST", "/v1/responses", {}, headers=VICTIM)
+    for moment in (45, 90, 135):
+        now[0] = moment
+        await call(app, "POST", "/v1/responses", {"previous_response_id": "resp_victim"}, headers=VICTIM)
+        await app.state.close()
+    thief = mount(ScriptedApp(respond(response("resp_victim"))), store, **fields)
+    assert (await call(thief, "POST", "/v1/responses", {}, headers=ATTACKER)).code == "owner_conflict"
+
+
+async def test_an_expired_claim_is_not_free_for_others() -> None:
+    now = [0.0]
+    store = CountingStore(clock=lambda: now[0])
+    await call(
+        mount(ScriptedApp(respond(response("resp_victim"))), store, ttl=10), "POST", "/v1/responses", {}, headers=VICTIM
+    )
+    now[0] = 11
+    thief = mount(ScriptedApp(respond(response("resp_victim"))), store, ttl=10)
+    assert (await call(thief, "POST", "/v1/responses", {}, headers=ATTACKER)).code == "owner_conflict"
+
+
+async def test_claims_outlive_the_rotation_of_a_secret_that_makes_the_fingerprint() -> None:
+    from homeport import Keyring, Upstream
+
+    def place(*secrets: bytes) -> Upstream:
+        name, *former = Keyring(secrets, namespace="default", route="default").fingerprints("https://a", "key")
+        return Upstream("a", name, former=tuple(former))
+
+    old, new = b"o" * 16, b"n" * 16
+    store = CountingStore()
+    before = place(old)
+    app = mount(
+        ScriptedApp(respond(response("resp_victim", output=SECRET_ITEMS), by=before)), store, [before], secrets="o" * 16
+    )
+    await call(app, "POST", "/v1/responses", {}, headers=VICTIM)
+    after = place(new, old)
+    both = f"{'n' * 16},{'o' * 16}"
+    thief = mount(ScriptedApp(respond(response("resp_victim"), by=after)), store, [after], secrets=both)
+    assert (await call(thief, "POST", "/v1/responses", {}, headers=ATTACKER)).code == "owner_conflict"
+    owner = mount(ScriptedApp(respond(response("next"), by=after)), store, [after], secrets=both)
+    assert (
+        await call(owner, "POST", "/v1/responses", {"previous_response_id": "resp_victim"}, headers=VICTIM)
+    ).status == 200
+
+
+async def test_item_ids_that_another_tenant_has_cost_nobody_a_paid_answer() -> None:
+    """Servers that count their items from zero: the first tenant's reference works, everybody's answers do."""
+    store = CountingStore()
+    for number, headers in enumerate((VICTIM, ATTACKER)):
+        made = response(f"r{number}", output=[{"type": "message", "id": "msg_0"}])
+        assert (
+            await call(mount(ScriptedApp(respond(made)), store), "POST", "/v1/responses", {}, headers=headers)
+        ).status == 200
+    for headers, status in ((VICTIM, 200), (ATTACKER, 404)):
+        app = mount(ScriptedApp(respond(response("x" + headers[0][1][-3:]))), store)
+        assert (
+            await call(app, "POST", "/v1/responses", {"input": [{"id": "msg_0"}]}, headers=headers)
+        ).status == status

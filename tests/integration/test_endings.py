@@ -62,7 +62,7 @@ async def test_work_after_the_answer_is_the_apps_own_affair() -> None:
     assert done.is_set()
 
     async def streaming_app(scope, receive, send):
-        await streaming(send, scope=scope)
+        await streaming(send, scope=scope)  # armed here, and disarmed by the app's own end
         await send(body(b"", more=False))
         await later()
 
@@ -419,3 +419,137 @@ async def test_observe_says_in_the_answer_that_its_commit_failed() -> None:
 async def test_observe_refuses_no_path(path, headers) -> None:
     app = ScriptedApp(respond({}, by=False))
     assert (await call(mount(app, mode="observe"), "GET", path, headers=headers)).status == 200
+
+
+async def test_a_coded_chunk_waits_until_its_events_are_whole_and_owned() -> None:
+    """No byte of an id goes out before its commit, wherever the chunks of a compressed stream are cut."""
+    import zlib
+
+    store = CountingStore()
+    store.fail_commits = [StoreUnavailable]
+    packer = zlib.compressobj(0, zlib.DEFLATED, 31)  # stored blocks: the id is readable in them
+    first = packer.compress(STREAM[:150]) + packer.flush(zlib.Z_SYNC_FLUSH)
+    rest = packer.compress(STREAM[150:]) + packer.flush()
+    assert b"resp_1" in first
+    gzipped = [("content-encoding", "gzip")]
+    app = ScriptedApp(respond(b"", content_type="text/event-stream", headers=gzipped, chunks=[first, rest]))
+    homeport = mount(app, store)
+    answer = await call(homeport, "POST", "/v1/responses", {"stream": True})
+    assert (answer.status, answer.code) == (500, "state_commit_failed")
+    assert b"resp_1" not in answer.body
+    await homeport.state.close()
+
+
+@pytest.mark.parametrize(
+    "content_type", ["Application/JSON", "text/plain", "", "application/x+json", "text/event-stream"]
+)
+async def test_a_json_answer_is_owned_whatever_was_asked_for_or_announced(content_type) -> None:
+    store = CountingStore()
+    data = b"\n " + json.dumps(response()).encode()
+    answer = await call(
+        mount(ScriptedApp(respond(data, content_type=content_type)), store), "POST", "/v1/responses", {"stream": True}
+    )
+    assert answer.body == data
+    assert store.commits == 1
+
+
+async def test_an_admission_that_was_given_up_admits_nobody() -> None:
+    """Mode host: a slow store, a time-out of the app's own, two callers: nothing is served before it is decided."""
+    store = CountingStore()
+    load = store.load
+
+    async def slow(keys):
+        await asyncio.sleep(0.2)
+        return await load(keys)
+
+    store.load = slow
+
+    async def impatient(scope, receive, send):
+        exchange = scope["state"]["homeport"]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(exchange.admit(Tenant((b"t",))), 0.05)
+        await respond(response())(scope, receive, send)
+
+    async def twice(scope, receive, send):
+        exchange = scope["state"]["homeport"]
+        found = await asyncio.gather(*(exchange.admit(Tenant((b"t",))) for _ in range(2)), return_exceptions=True)
+        assert [type(f) for f in found] == [Rejected, Rejected]
+        await respond(response())(scope, receive, send)
+
+    follow = {"previous_response_id": "unknown"}
+    answer = await call(mount(impatient, store, tenant_mode="host"), "POST", "/v1/responses", follow)
+    assert (answer.status, answer.code) == (500, "integration_fault")
+    answer = await call(mount(twice, store, tenant_mode="host"), "POST", "/v1/responses", follow)
+    assert (answer.status, answer.code) == (400, "previous_response_not_found")
+
+
+async def test_a_store_that_raises_anything_else_has_not_answered() -> None:
+    store = CountingStore()
+
+    async def odd(keys):
+        raise ConnectionError("resp_secret")
+
+    store.load = odd
+    homeport = mount(ScriptedApp(), store)
+    answer = await call(homeport, "POST", "/v1/responses", {"previous_response_id": "x"})
+    assert (answer.status, answer.code) == (503, "state_store_unavailable")
+    await homeport.state.close()
+
+
+async def test_only_known_upstreams_own() -> None:
+    from homeport import Upstream
+
+    async def app(scope, receive, send):
+        scope["state"]["homeport"].served_by(Upstream("x", "elsewhere"))
+
+    with pytest.raises(LookupError):
+        await call(mount(app), "POST", "/v1/responses", {})
+
+    class Emptied:
+        known = {"a": A}
+
+        def upstreams(self):
+            return self.known
+
+    directory = Emptied()
+    directory.known = {}
+    answer = await call(
+        mount(ScriptedApp(respond(response(), by=False)), upstreams=directory), "POST", "/v1/responses", {}
+    )
+    assert answer.code == "integration_fault"
+
+
+async def test_an_upstream_without_state_owns_nothing() -> None:
+    from homeport import Upstream
+
+    stateless = Upstream("s", "fs", stateful=False)
+    store = CountingStore()
+    app = mount(ScriptedApp(respond(response(), by=stateless)), store, upstreams=[A, stateless])
+    assert (await call(app, "POST", "/v1/responses", {})).status == 200
+    assert store.commits == 0
+
+
+async def test_an_oversized_event_ends_the_stream_with_the_next_number() -> None:
+    delta = {"type": "response.output_text.delta", "item_id": "m", "delta": "x"}
+    events = [*stream_events()[:2], *({**delta, "sequence_number": n} for n in (2, 3, 4))]
+    big = sse(*events, {**delta, "sequence_number": 5, "delta": "x" * 5000})
+    app = ScriptedApp(respond(big, content_type="text/event-stream"))
+    answer = await call(mount(app, max_event_bytes=1000), "POST", "/v1/responses", {"stream": True})
+    assert json.loads(answer.body.rstrip().split(b"data: ")[-1])["sequence_number"] == 5
+    observed = ScriptedApp(respond(big, content_type="text/event-stream"))
+    answer = await call(
+        mount(observed, max_event_bytes=1000, mode="observe"), "POST", "/v1/responses", {"stream": True}
+    )
+    assert answer.body == big
+
+
+async def test_comments_do_not_keep_an_ended_stream_open() -> None:
+    async def app(scope, receive, send):
+        await streaming(send, scope=scope)
+        while True:
+            await asyncio.sleep(0.05)
+            await send(body(b": ping\n\n", more=True))
+
+    async with asyncio.timeout(5):
+        answer = await call(mount(app, linger=0.2), "POST", "/v1/responses", {"stream": True})
+    assert answer.complete

@@ -266,12 +266,53 @@ def test_what_decides_between_pointer_and_content_must_be_text(item, wrong) -> N
     assert refused(items({**item, field: wrong})).rejection.code == "invalid_type"
 
 
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "computer_use_preview", "display_width": 1024, "display_height": 768, "environment": "browser"},
+        {"type": "mcp", "server_label": "x", "server_url": "https://x.example", "environment": "prod"},
+        {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"container": {}}}},
+        {"type": "web_search"},
+        {"type": "file_search", "vector_store_ids": ["vs_1"]},
+        {"type": "image_generation"},
+        {"type": "local_shell"},
+        {"type": "shell", "environment": {"type": "container_auto"}},
+        {"type": "custom", "name": "c", "format": {"type": "text"}},
+    ],
+)
+def test_official_tools_name_no_container(tool) -> None:
+    assert found({"tools": [tool]}) == []
+
+
+def test_other_items_may_carry_what_they_like() -> None:
+    """WIRE.md 1.1: unknown types must pass through."""
+    for item in (
+        {"type": "program_output", "id": "po_1", "result": {"x": 1}},
+        {"type": "computer_call_output", "output": {"type": "computer_screenshot"}, "encrypted_content": None},
+        {"type": "brand_new", "role": {"a": 1}, "encrypted_content": 5},
+    ):
+        assert found(items(item)) == []
+
+
+def test_the_count_is_of_the_body_not_of_each_array() -> None:
+    many = {"environment": {f"k{i}": 1 for i in range(1000)}}
+    assert refused({"tools": [many] * 40}).rejection.code == "too_many_selectors"
+    nested = {"type": "x", "tools": [{"a": 1}] * 1000}
+    assert refused({"input": [nested] * 40}).rejection.code == "too_many_selectors"
+    assert inspect({"tools": [many] * 20}).selectors == ()
+    assert inspect({"tools": [many] * 20}).selectors == ()
+
+
+def test_braces_in_texts_are_not_objects() -> None:
+    text = "{} " * 50_000
+    assert found(items({"role": "user", "content": text})) == []
+
+
 def test_containers_in_odd_places() -> None:
     nested = {"tools": [{"type": "code_interpreter", "container": "cntr_1"}]}
     for body in (
         {"input": [{"type": "additional_tools", **nested}]},
         {"tools": [{"type": "namespace", **nested}]},
-        {"tools": [{"type": "shell", "environment": "cntr_1"}]},
         {"tools": [{"type": "shell", "environment": {"container": {"id": "cntr_1"}}}]},
         {"tools": [{"type": "code_interpreter", "container_id": "cntr_1"}]},
     ):

@@ -1,4 +1,10 @@
-"""Stores: the port (:mod:`homeport.stores.base`) and the two that homeport ships."""
+"""Stores: the port, the two that homeport ships, and all that a host needs to write one of its own.
+
+A store of one's own implements :class:`StateStore`. Its ``commit`` reads the rows of ``write.digests``, gives them to
+:func:`settle`, and makes the changes that come back durable in the same transaction: an ``Insert`` whose key has
+appeared meanwhile means to read and settle again; a conflict raised by ``settle`` goes to the caller with nothing
+written. Run ``homeport.testing.StateStoreContract`` on it; ``homeport/stores/memory.py`` is the shortest example.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +12,55 @@ import asyncio
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from homeport.keys import Keyring
+from homeport.keys import Digests, Keyring, Kind, StateKey
+from homeport.records import Change, Entry, Insert, Progress, Remove, Replace, Row, RowState, Write, settle
 from homeport.settings import Settings
 from homeport.settings_checks import database_url, listen_url
-from homeport.stores.base import SecretMismatch, StateStore, StoreUnavailable
+from homeport.stores.base import (
+    CapacityExceeded,
+    Committed,
+    Conflict,
+    Expired,
+    Found,
+    Loaded,
+    Missing,
+    SecretMismatch,
+    StaleRevision,
+    StateStore,
+    StoreCheck,
+    StoreUnavailable,
+)
 
-__all__ = ["MISMATCH", "make_store", "verify_store"]
+__all__ = [
+    "MISMATCH",
+    "CapacityExceeded",
+    "Change",
+    "Committed",
+    "Conflict",
+    "Digests",
+    "Entry",
+    "Expired",
+    "Found",
+    "Insert",
+    "Kind",
+    "Loaded",
+    "Missing",
+    "Progress",
+    "Remove",
+    "Replace",
+    "Row",
+    "RowState",
+    "SecretMismatch",
+    "StaleRevision",
+    "StateKey",
+    "StateStore",
+    "StoreCheck",
+    "StoreUnavailable",
+    "Write",
+    "make_store",
+    "settle",
+    "verify_store",
+]
 
 MISMATCH = (
     "the state store was written with other secrets than those of the setting HOMEPORT_SECRETS; add the secret that is "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
@@ -67,6 +68,7 @@ class Database:
         Raises :class:`Fault` for whatever the driver raises. :meth:`ready` must have been awaited.
         """
         async with self._connection(self._writer) as conn:
+            await conn.begin()
             yield conn
 
     async def close(self) -> None:
@@ -78,7 +80,7 @@ class Database:
         try:
             async with engine.connect() as conn:
                 yield conn
-        except DRIVER_ERRORS as exc:
+        except (*DRIVER_ERRORS, sqlite3.Error) as exc:  # SQLite is driven without SQLAlchemy where it counts
             raise fault(exc) from None
 
     @staticmethod

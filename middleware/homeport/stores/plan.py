@@ -6,17 +6,16 @@ they would in a hundred transactions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from homeport.keys import StateKey
-from homeport.records import Change, Conflict, Entry, Insert, Remove, Replace, Row, RowState, Write, settle
+from homeport.records import Change, Conflict, Entry, Insert, Replace, Row, RowState, Write, settle
 from homeport.stores.base import Committed
 
 __all__ = ["Plan", "Put", "row_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
+class Put(msgspec.Struct, frozen=True, gc=False):
     """A row to be written. ``ttl`` is the rest of its life from now on in seconds, None without expiry."""
 
     digest: bytes
@@ -48,10 +47,11 @@ class Plan:
         removed: set[bytes] = set()
         for change in settle(self._rows, write):
             _stage(change, write, puts, removed)
-        for digest in removed - puts.keys():
-            self._rows.pop(digest, None)
-            self._puts.pop(digest, None)
-            self._removed.add(digest)
+        if removed:
+            for digest in removed - puts.keys():
+                self._rows.pop(digest, None)
+                self._puts.pop(digest, None)
+                self._removed.add(digest)
         for digest, put in puts.items():
             self._rows[digest] = row_of(put)
             self._puts[digest] = put
@@ -84,19 +84,21 @@ class Plan:
         return revisions
 
     def _live(self, key: StateKey) -> Row | None:
-        rows = (self._rows.get(d) for d in key.all)
-        return next((r for r in rows if r is not None and r.state is RowState.LIVE), None)
+        for digest in key.all:
+            row = self._rows.get(digest)
+            if row is not None and row.state is RowState.LIVE:
+                return row
+        return None
 
 
 def _stage(change: Change, write: Write, puts: dict[bytes, Put], removed: set[bytes]) -> None:
-    match change:
-        case Remove(digest):
-            removed.add(digest)
-            return
-        case Insert(entry, revision):
-            put = Put(entry.key.current, write, entry, revision, entry.ttl)
-        case Replace(digest, entry, revision, ttl):
-            put = Put(digest, write, entry, revision, ttl)
+    if isinstance(change, Insert):
+        put = Put(change.entry.key.current, write, change.entry, change.revision, change.entry.ttl)
+    elif isinstance(change, Replace):
+        put = Put(change.digest, write, change.entry, change.revision, change.ttl)
+    else:
+        removed.add(change.digest)
+        return
     # One write that names a key twice is judged as if it came in two: the first owner stands.
     twin = puts.get(put.digest)
     if twin is not None and twin.entry.owner != put.entry.owner:
@@ -106,15 +108,16 @@ def _stage(change: Change, write: Write, puts: dict[bytes, Put], removed: set[by
 
 def row_of(put: Put) -> Row:
     """The row that ``put`` makes, as ``settle`` will see it."""
+    entry, write = put.entry, put.write
     return Row(
         digest=put.digest,
-        owner=put.entry.owner,
+        owner=entry.owner,
         state=RowState.LIVE,
         revision=put.revision,
-        generation=put.entry.generation,
-        progress=put.entry.progress,
-        exchange=put.write.exchange,
-        write_id=put.write.write_id,
-        record=put.entry.record,
+        generation=entry.generation,
+        progress=entry.progress,
+        exchange=write.exchange,
+        write_id=write.write_id,
+        record=entry.record,
         remaining=put.ttl,
     )

@@ -5,11 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import ARRAY, URL, ColumnElement, Double, bindparam, column, func, literal_column, select, update
+from sqlalchemy import (
+    ARRAY,
+    URL,
+    ColumnElement,
+    CursorResult,
+    Double,
+    Select,
+    bindparam,
+    column,
+    false,
+    func,
+    literal_column,
+    select,
+    update,
+)
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from homeport.stores.dialects import COPIED, Dialect, KeyAppeared, parameters
+from homeport.stores.dialects import BINDS, COPIED, Dialect, KeyAppeared, PutStatement, compiled
 from homeport.stores.listen import Listener
 from homeport.stores.plan import Put
 from homeport.stores.schema import CHANNEL, LOCK, state
@@ -21,13 +36,14 @@ class PostgreSQL(Dialect):
     """Two writers; every transaction takes its row locks in the order of the digests."""
 
     now = literal_column("CAST(extract(epoch FROM clock_timestamp()) AS double precision)", Double)
+    driver = PGDialect_asyncpg()  # type: ignore[no-untyped-call]
     writers = 2
     max_binds = 100_000  # digests travel as one array
 
     def __init__(self) -> None:
         super().__init__()
         names = ("digest", *COPIED)
-        types = {name: state.c[name].type for name in names} | {"ttl": Double(), "grave": Double()}
+        types = {name: state.c[name].type if name in names else Double() for name in BINDS}
         arrays = (bindparam(f"b_{name}", type_=ARRAY(type_)) for name, type_ in types.items())
         put = (
             func.unnest(*arrays)
@@ -35,19 +51,21 @@ class PostgreSQL(Dialect):
             .render_derived(name="put")
         )
         # One statement and one set of parameters however large the batch is, so it is prepared once.
-        self._columns = tuple(f"b_{name}" for name in types)
         times = {"expires_at": self.now + put.c.ttl, "dead_at": self.now + put.c.grave}
-        rows = select(*(put.c[n] for n in names), literal_column("false"), self.now, *times.values())
-        self._insert = (
+        rows = select(*(put.c[n] for n in names), false(), self.now, *times.values())
+        self._insert = PutStatement(
             postgresql.insert(state)
             .from_select([*names, "deleted", "created_at", *times], rows, include_defaults=False)
-            .on_conflict_do_nothing()
+            .on_conflict_do_nothing(),
+            self.driver,
         )
-        self._update = (
+        self._update = PutStatement(
             update(state)
-            .values({name: put.c[name] for name in COPIED} | {"deleted": False} | times)
-            .where(state.c.digest == put.c.digest)
+            .values({name: put.c[name] for name in COPIED} | {"deleted": false()} | times)
+            .where(state.c.digest == put.c.digest),
+            self.driver,
         )
+        self._texts: dict[Select[Any], str] = {}
 
     def engines(self, url: URL, *, pool_size: int, timeout: float) -> tuple[AsyncEngine, AsyncEngine]:
         # No pool_pre_ping: it costs three round trips for every transaction. A stale connection is replaced and the
@@ -71,17 +89,25 @@ class PostgreSQL(Dialect):
     def among(self, digests: Sequence[bytes]) -> ColumnElement[bool]:
         return state.c.digest == func.any(bindparam(None, list(digests), type_=ARRAY(state.c.digest.type)))
 
+    async def fetch(self, conn: AsyncConnection, query: Select[Any], digests: Sequence[bytes]) -> Sequence[Any]:
+        text = self._texts.get(query)
+        if text is None:
+            digest = state.c.digest
+            text = str(compiled(query.where(digest == func.any(bindparam("b", type_=ARRAY(digest.type)))), self.driver))
+            self._texts[query] = text
+        return (await conn.exec_driver_sql(text, (digests,))).fetchall()
+
     async def insert(self, conn: AsyncConnection, puts: Sequence[Put]) -> None:
-        result = await conn.execute(self._insert, self._arrays(puts))
+        result = await self._put(conn, self._insert, puts)
         if result.rowcount != len(puts):
             raise KeyAppeared
 
     async def update(self, conn: AsyncConnection, puts: Sequence[Put]) -> None:
-        await conn.execute(self._update, self._arrays(puts))
+        await self._put(conn, self._update, puts)
 
-    def _arrays(self, puts: Sequence[Put]) -> dict[str, list[Any]]:
-        rows = [parameters(put) for put in puts]
-        return {name: [row[name] for row in rows] for name in self._columns}
+    async def _put(self, conn: AsyncConnection, statement: PutStatement, puts: Sequence[Put]) -> CursorResult[Any]:
+        columns = zip(*statement.rows(puts), strict=True)
+        return await conn.exec_driver_sql(statement.text, tuple(columns))
 
     def listener(self, url: URL, deliver: Callable[[Sequence[bytes] | None], None]) -> Listener | None:
         return Listener(url, deliver)

@@ -6,11 +6,27 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import URL, ColumnElement, Double, bindparam, event, insert, literal_column, text, update
+import aiosqlite
+from sqlalchemy import (
+    URL,
+    ColumnElement,
+    Connection,
+    Double,
+    Select,
+    bindparam,
+    event,
+    false,
+    insert,
+    literal_column,
+    text,
+    update,
+)
+from sqlalchemy.dialects.sqlite.aiosqlite import SQLiteDialect_aiosqlite
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from homeport.stores.dialects import COPIED, Dialect, parameters
+from homeport.stores.dialects import COPIED, Dialect, PutStatement, compiled
+from homeport.stores.faults import Fault, FaultKind
 from homeport.stores.plan import Put
 from homeport.stores.schema import state
 
@@ -22,16 +38,19 @@ class SQLite(Dialect):
 
     # unixepoch() has no fractions before SQLite 3.42.
     now = literal_column("((julianday('now') - 2440587.5) * 86400.0)", Double)
+    driver = SQLiteDialect_aiosqlite(paramstyle="qmark")
     writers = 1
-    max_binds = 10_000
+    max_binds = 1024
 
     def __init__(self) -> None:
         super().__init__()
         ttl, grave = bindparam("b_ttl", type_=Double), bindparam("b_grave", type_=Double)
         values: dict[str, Any] = {name: bindparam(f"b_{name}") for name in COPIED}
-        values |= {"deleted": False, "expires_at": self.now + ttl, "dead_at": self.now + grave}
-        self._insert = insert(state).values(digest=bindparam("b_digest"), created_at=self.now, **values)
-        self._update = update(state).values(**values).where(state.c.digest == bindparam("b_digest"))
+        values |= {"deleted": false(), "expires_at": self.now + ttl, "dead_at": self.now + grave}
+        digest: Any = bindparam("b_digest")
+        self._insert = PutStatement(insert(state).values(digest=digest, created_at=self.now, **values), self.driver)
+        self._update = PutStatement(update(state).values(**values).where(state.c.digest == digest), self.driver)
+        self._texts: dict[tuple[Select[Any], int], str] = {}
 
     def engines(self, url: URL, *, pool_size: int, timeout: float) -> tuple[AsyncEngine, AsyncEngine]:
         # The driver's own transactions are off: it would begin them too late, and not IMMEDIATE.
@@ -49,7 +68,7 @@ class SQLite(Dialect):
             isolation_level="AUTOCOMMIT",
         )
         event.listen(writer.sync_engine, "connect", _synchronous_full)
-        event.listen(writer.sync_engine, "begin", lambda conn: conn.exec_driver_sql("BEGIN IMMEDIATE"))
+        event.listen(writer.sync_engine, "begin", _begin_immediate)
         return writer, reader
 
     async def prepare(self, conn: AsyncConnection) -> None:
@@ -71,11 +90,44 @@ class SQLite(Dialect):
     def among(self, digests: Sequence[bytes]) -> ColumnElement[bool]:
         return state.c.digest.in_(digests)
 
+    async def fetch(self, conn: AsyncConnection, query: Select[Any], digests: Sequence[bytes]) -> Sequence[Any]:
+        # Padded to a power of two: few texts, so that they are compiled and prepared once.
+        size = 1 << (len(digests) - 1).bit_length()
+        padding = (digests[-1],) * (size - len(digests))
+        driver = await _driver(conn)
+        return list(await driver.execute_fetchall(self._text(query, size), (*digests, *padding)))
+
     async def insert(self, conn: AsyncConnection, puts: Sequence[Put]) -> None:
-        await conn.execute(self._insert, [parameters(put) for put in puts])
+        await self._put(conn, self._insert, puts)
 
     async def update(self, conn: AsyncConnection, puts: Sequence[Put]) -> None:
-        await conn.execute(self._update, [parameters(put) for put in puts])
+        await self._put(conn, self._update, puts)
+
+    async def _put(self, conn: AsyncConnection, statement: PutStatement, puts: Sequence[Put]) -> None:
+        # SQLite itself would keep text in a column of bytes.
+        if not all(isinstance(put.entry.record, bytes) for put in puts):
+            raise Fault(FaultKind.REFUSED, "a record is not bytes")
+        await (await _driver(conn)).executemany(statement.text, statement.rows(puts))
+
+    def _text(self, query: Select[Any], size: int) -> str:
+        text = self._texts.get((query, size))
+        if text is None:
+            form = compiled(query.where(state.c.digest.in_(bindparam("digests", expanding=True))), self.driver)
+            text = form.construct_expanded_state({"digests": [b""] * size}).statement
+            self._texts[query, size] = text
+        return text
+
+
+async def _driver(conn: AsyncConnection) -> aiosqlite.Connection:
+    """The connection of aiosqlite: SQLAlchemy's cursors send four messages to its thread for one statement."""
+    connection: Any = (await conn.get_raw_connection()).driver_connection
+    assert isinstance(connection, aiosqlite.Connection)
+    return connection
+
+
+def _begin_immediate(conn: Connection) -> None:
+    adapted: Any = conn.connection.dbapi_connection
+    adapted.run_async(lambda driver: driver.execute_fetchall("BEGIN IMMEDIATE"))
 
 
 def _synchronous_full(connection: Any, _: Any) -> None:
