@@ -506,16 +506,11 @@ async def test_only_known_upstreams_own() -> None:
         await call(mount(app), "POST", "/v1/responses", {})
 
     class Emptied:
-        known = {"a": A}
-
         def upstreams(self):
-            return self.known
+            return {}
 
-    directory = Emptied()
-    directory.known = {}
-    answer = await call(
-        mount(ScriptedApp(respond(response(), by=False)), upstreams=directory), "POST", "/v1/responses", {}
-    )
+    homeport = mount(ScriptedApp(respond(response(), by=False)), upstreams=Emptied())
+    answer = await call(homeport, "POST", "/v1/responses", {})
     assert answer.code == "integration_fault"
 
 
