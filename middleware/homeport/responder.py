@@ -15,16 +15,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from homeport import telemetry
 from homeport.answers import Answer, BufferedAnswer, KeptAnswer, PlainAnswer, SniffedAnswer, header_values
-from homeport.bodies import decode_body
 from homeport.decisions import MissPolicy, Pass, Pin, Reject, decide
 from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, reject
 from homeport.exchange import Exchange, exchange_scope
+from homeport.intake import ClientGone, Intake
 from homeport.keys import Keyring, Tenant
 from homeport.ledger import Ledger
 from homeport.observation import Observed
 from homeport.operations import Match, Operation
 from homeport.outlet import Cut, Outlet, Progress
-from homeport.selectors import Inspected, check_content_type, inspect_body, path_selectors
+from homeport.selectors import Inspected, path_selectors
 from homeport.settings import Settings
 from homeport.sse import is_event_stream
 from homeport.state import State
@@ -39,7 +39,6 @@ _logger = logging.getLogger("homeport")
 
 _Write = Callable[[Observed, Upstream], Awaitable[None]]
 
-_INLINE_BYTES = 1 << 15  # larger bodies are read in a thread, so that other streams keep their latency
 _NOT_OFFERED = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 
 
@@ -58,10 +57,6 @@ class Runtime:
     """Request headers that the app must not see, dashed and in lower case."""
 
 
-class _ClientGone(Exception):
-    """The client left before its request was complete."""
-
-
 class Responder:
     """The state and the course of one exchange: the port behind :class:`Exchange`, the recorder of its answer."""
 
@@ -71,14 +66,11 @@ class Responder:
         self._enforce = runtime.settings.mode == "enforce"
         self._match = match
         self._scope = scope
-        # A copy: some servers append the trailers of a chunked body to the list, long after they were judged.
-        self._headers = tuple(scope["headers"])
-        self._receive = receive
+        self._intake = Intake(scope, receive, runtime.settings)
         self._cut = Cut()
         self._outlet = Outlet(
             send, self._cut, method=scope["method"], retryable_status=runtime.settings.retryable_status
         )
-        self._replay: list[Message] = []
         self._upstreams: Mapping[str, Upstream] = runtime.directory.upstreams()
         self._exchange = Exchange(self)
         self._path = path_selectors(match)
@@ -100,7 +92,7 @@ class Responder:
         """Serve the exchange. Raises what the app raises, and ``ConnectionAbortedError`` for a stream that was cut."""
         try:
             await self._prepare()
-        except _ClientGone:
+        except ClientGone:
             return
         except Rejected as rejected:
             if self._enforce:
@@ -111,7 +103,7 @@ class Responder:
         fault: Exception | None = None
         try:
             with exchange_scope(self._exchange):
-                await self._runtime.app(self._app_scope(), self._app_receive, self._app_send)
+                await self._runtime.app(self._app_scope(), self._intake.receive, self._app_send)
         except asyncio.CancelledError:
             if not self._cut.fired:
                 raise
@@ -126,7 +118,7 @@ class Responder:
 
     async def _prepare(self) -> None:
         operation = self._match.operation
-        if operation is Operation.COLLECTION and any(k.lower() == b"upgrade" for k, _ in self._headers):
+        if operation is Operation.COLLECTION and any(k.lower() == b"upgrade" for k, _ in self._intake.headers):
             # A server without a WebSocket library hands the upgrade on as a GET; 426 makes clients fall back to HTTP.
             raise Rejected.because(Reason.WEBSOCKET_UNSUPPORTED)
         if operation is Operation.COLLECTION and self._settings.tenant_mode != "single":
@@ -136,11 +128,12 @@ class Responder:
         except SecretMismatch:
             raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
         host = self._settings.tenant_mode == "host"
-        needs_body = operation.reads_body or (not host and self._runtime.tenants.wants_body(self._headers))
-        body = await self._read_body() if needs_body else b""
+        needs_body = operation.reads_body or (not host and self._runtime.tenants.wants_body(self._intake.headers))
+        body = await self._intake.read_body() if needs_body else b""
         tenant = None if host else self._resolve(body)
         if operation.reads_body:
-            await self._inspect(body)
+            found = await self._intake.inspect(operation, body)
+            self._request = replace(found, selectors=(*self._path, *found.selectors)) if self._path else found
         if tenant is not None:
             await self._decide(tenant)
 
@@ -150,7 +143,7 @@ class Responder:
         query = scope.get("query_string", b"")
         target = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0]
         return self._runtime.tenants.resolve(
-            self._headers,
+            self._intake.headers,
             peer=client[0] if client else None,
             unix=not (client and client[0]) and server is not None and server[1] is None,
             method=scope["method"],
@@ -158,48 +151,6 @@ class Responder:
             body=body,
             now=time.time(),
         )
-
-    async def _read_body(self) -> bytes:
-        """The body as the client sent it; kept to be replayed to the app, whose bytes are the same."""
-        limit = self._settings.max_request_bytes
-        declared = next((v for k, v in self._headers if k.lower() == b"content-length"), b"")
-        if self._enforce and declared.isdigit() and int(declared) > limit:
-            raise Rejected.because(Reason.REQUEST_TOO_LARGE)
-        chunks: list[bytes] = []
-        size = 0
-        more = True
-        while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise _ClientGone
-            self._replay.append(message)
-            chunks.append(message.get("body", b""))
-            size += len(chunks[-1])
-            if size > limit:
-                raise Rejected.because(Reason.REQUEST_TOO_LARGE)
-            more = message.get("more_body", False)
-        body = b"".join(chunks)
-        chunked = any(k.lower() == b"transfer-encoding" for k, _ in self._headers)
-        if declared.isdigit() and int(declared) != size and not chunked:
-            # Sent on with this header, the next request on the connection would be taken for the rest of this one.
-            raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
-        self._replay = [{"type": "http.request", "body": body, "more_body": False}]
-        return body
-
-    async def _inspect(self, body: bytes) -> None:
-        check_content_type([v for k, v in self._headers if k.lower() == b"content-type"])
-        encodings = [v for k, v in self._headers if k.lower() == b"content-encoding"]
-        # How large a coded body is nobody knows before it is decoded.
-        if encodings or len(body) > _INLINE_BYTES:
-            self._request = await asyncio.to_thread(self._inspected, body, encodings)
-        else:
-            self._request = self._inspected(body, encodings)
-
-    def _inspected(self, body: bytes, encodings: list[bytes]) -> Inspected:
-        if encodings:
-            body = decode_body(body, encodings, limit=self._settings.max_request_bytes)
-        found = inspect_body(self._match.operation, body, max_selectors=self._settings.max_selectors)
-        return replace(found, selectors=(*self._path, *found.selectors)) if self._path else found
 
     async def _decide(self, tenant: Tenant) -> None:
         """Look up and decide. Raises :class:`Rejected`."""
@@ -242,18 +193,13 @@ class Responder:
     def _app_scope(self) -> Scope:
         settings = self._settings
         strip = self._runtime.stripped
-        headers = [(k, v) for k, v in self._headers if k.lower().replace(b"_", b"-") not in strip]
+        headers = [(k, v) for k, v in self._intake.headers if k.lower().replace(b"_", b"-") not in strip]
         if settings.pin_header and self.pin is not None:
             headers.append((settings.pin_header.lower().encode(), self.pin.name.encode()))
         # A file that the server sends by itself could not be observed, and trailers would follow our own end.
         extensions = {k: v for k, v in (self._scope.get("extensions") or {}).items() if k not in _NOT_OFFERED}
         state = {**(self._scope.get("state") or {}), "homeport": self._exchange}
         return {**self._scope, "headers": headers, "state": state, "extensions": extensions}
-
-    async def _app_receive(self) -> Message:
-        if self._replay:
-            return self._replay.pop(0)
-        return await self._receive()
 
     # The way of the response
 
