@@ -548,3 +548,66 @@ async def test_comments_do_not_keep_an_ended_stream_open() -> None:
     async with asyncio.timeout(5):
         answer = await call(mount(app, linger=0.2), "POST", "/v1/responses", {"stream": True})
     assert answer.complete
+
+
+async def test_a_terminal_without_an_id_is_the_end_of_the_open_response_in_the_store_too() -> None:
+    now = [0.0]
+    store = CountingStore(clock=lambda: now[0])
+    events = stream_events()
+    del events[3]["response"]["id"]
+    app = ScriptedApp(respond(sse(*events), by=B, content_type="text/event-stream"))
+    await call(mount(app, store, pending_ttl=10, ttl=1000), "POST", "/v1/responses", {"stream": True})
+    now[0] = 500  # long after what is pending has expired
+    probe = ScriptedApp(respond(response("r"), by=B))
+    await call(mount(probe, store), "POST", "/v1/responses", {"previous_response_id": "resp_1"})
+    assert probe.exchanges[0].pin == B
+
+
+async def test_a_send_is_never_cut_in_the_middle() -> None:
+    """Linger fires while the client is slow to take what came after the terminal event."""
+    trailing = b": bye\n\n"
+
+    async def app(scope, receive, send):
+        await streaming(send, scope=scope)
+        await send(body(trailing, more=True))
+        await asyncio.sleep(60)
+
+    taken: list[bytes] = []
+
+    async def slow(chunk: bytes) -> None:
+        if chunk == trailing:
+            await asyncio.sleep(0.3)
+        taken.append(chunk)
+
+    async with asyncio.timeout(5):
+        answer = await call(mount(app, linger=0.05), "POST", "/v1/responses", {"stream": True}, on_chunk=slow)
+    assert trailing in taken
+    assert answer.complete
+
+
+@pytest.mark.parametrize("status", [200, 404, 429, 503])
+async def test_another_upstreams_word_on_pinned_state_is_not_passed_on(status) -> None:
+    """Its "not found" would be a lie."""
+    app = ScriptedApp(respond(response(), by=A), respond({"error": {}}, by=B, status=status))
+    homeport = mount(app)
+    await call(homeport, "POST", "/v1/responses", {})
+    answer = await call(homeport, "GET", "/v1/responses/resp_1")
+    assert (answer.status, answer.code) == (502, "pin_violated")
+
+
+@pytest.mark.parametrize("declared", ["60", "1"])
+async def test_a_body_that_is_not_as_long_as_its_header_says(declared) -> None:
+    app = ScriptedApp()
+    headers = (("authorization", "Bearer k"), ("content-length", declared))
+    answer = await call(mount(app), "POST", "/v1/conversations", b"", headers=headers)
+    assert (answer.status, answer.code) == (400, "ambiguous_selector")
+    assert app.requests == []
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/compact", "/v1/conversations"])
+async def test_a_form_is_not_inspected_as_json(path) -> None:
+    app = ScriptedApp()
+    headers = (("authorization", "Bearer k"), ("content-type", "application/x-www-form-urlencoded"))
+    polyglot = b'{"a":"&previous_response_id=resp_foreign&b="}'
+    assert (await call(mount(app), "POST", path, polyglot, headers=headers)).status == 415
+    assert app.requests == []

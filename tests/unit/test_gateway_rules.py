@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -25,6 +26,7 @@ from homeport_gateway.config import (
     tenant_fields,
 )
 from homeport_gateway.headers import CREDENTIALS, RequestRules, response_fields, sent_keys
+from homeport_gateway.inbound import BadFraming, Inbound
 from homeport_gateway.keys import ClientKeys, ClientKeysMiddleware
 from homeport_gateway.listening import CannotListen, check_address, check_socket
 from homeport_gateway.logs import Discreet
@@ -276,3 +278,37 @@ async def test_who_has_no_key_goes_no_further(path: str, key: bytes, status: int
         assert (b"x-homeport-outcome", b"invalid_api_key") in sent[0]["headers"]
         error = json.loads(sent[1]["body"])["error"]
         assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+
+
+@pytest.mark.parametrize(
+    ("declared", "pieces", "sound"),
+    [(4, [b"ab", b"cd"], True), (6, [b"ab", b"cd"], False), (3, [b"ab", b"cd"], False), (5, [b""], False)],
+)
+async def test_a_body_must_be_as_long_as_its_header_says(declared, pieces, sound) -> None:
+    """What is sent on with that header would otherwise end in the middle of the next request on the connection."""
+    messages = [{"type": "http.request", "body": p, "more_body": True} for p in pieces]
+    messages[-1]["more_body"] = False
+
+    async def receive():
+        if not messages:
+            await asyncio.Event().wait()
+        return messages.pop(0)
+
+    scope = {"method": "POST", "headers": [(b"content-length", str(declared).encode())], "http_version": "1.1"}
+    inbound = Inbound(scope, receive)
+    got = b""
+    try:
+        async for piece in inbound.body():
+            got += piece
+    except BadFraming:
+        assert not sound
+    else:
+        assert sound
+        assert got == b"".join(pieces)
+    assert inbound.broken is not sound
+    inbound.close()
+
+
+@pytest.mark.parametrize("name", [b"x-http-method-override", b"X-HTTP-Method", b"x-method-override"])
+def test_no_other_method_than_the_one_that_was_judged_is_asked_for(name) -> None:
+    assert RequestRules().apply([(name, b"DELETE"), (b"x-other", b"1")], identity=False) == [("x-other", "1")]

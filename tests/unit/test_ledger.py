@@ -262,3 +262,10 @@ async def test_nothing_to_write_is_no_write() -> None:
     await book.ledger.pending(observed(), OWNER)
     await book.ledger.final(observed(encrypted=[]), OWNER)
     assert book.state.writes == []
+
+
+async def test_a_claim_does_not_end_before_a_record_that_use_prolongs() -> None:
+    book = Book(settings=settings(refresh_on_read=True))
+    await book.ledger.final(observed(), OWNER)
+    assert book.entry(Kind.RESPONSE, "resp_1").claim.ttl is None
+    assert book.ttl(Kind.RESPONSE, "resp_1") is not None
