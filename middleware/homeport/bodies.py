@@ -199,10 +199,6 @@ class StreamDecoder:
             pieces = _through(layer, pieces, None)
         return b"".join(pieces)
 
-    def finish(self) -> bytes:
-        """What is left at the end. Nothing is held back, and a stream that was cut is no error here."""
-        return b""
-
 
 def _layers(content_encodings: Sequence[bytes]) -> list[_Layer]:
     """The layers in the order in which they come off: the last one applied first."""

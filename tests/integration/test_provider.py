@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,40 +10,10 @@ import openai
 import pytest
 from openai import OpenAI
 
+from support.sdk import error_of
 from support.servers import Provider, run_provider
 
 M = "stand-in"
-
-
-@pytest.fixture(scope="module")
-def providers() -> Iterator[tuple[Provider, Provider]]:
-    with run_provider("a", token_delay=0.02) as a, run_provider("b") as b:
-        yield a, b
-
-
-@pytest.fixture
-def a(providers: tuple[Provider, Provider]) -> Provider:
-    providers[0].clear()
-    return providers[0]
-
-
-@pytest.fixture
-def client(a: Provider) -> Iterator[OpenAI]:
-    with OpenAI(api_key="k", base_url=f"{a}/v1", max_retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def other(providers: tuple[Provider, Provider]) -> Iterator[OpenAI]:
-    with OpenAI(api_key="k", base_url=f"{providers[1]}/v1", max_retries=0) as client:
-        yield client
-
-
-def error_of(caught: pytest.ExceptionInfo[openai.APIStatusError]) -> tuple[int, Any, Any, str]:
-    body = caught.value.body
-    assert isinstance(body, dict)
-    assert set(body) == {"message", "type", "param", "code"}
-    return caught.value.status_code, body["code"], body["param"], body["message"]
 
 
 # -- create and continue
