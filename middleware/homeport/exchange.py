@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+from homeport.errors import Rejection
 from homeport.keys import Tenant
+from homeport.operations import Operation
+from homeport.selectors import Selector
 from homeport.upstreams import Upstream
 
-__all__ = ["Exchange", "Port", "current_exchange", "exchange_scope"]
+__all__ = ["Adopt", "Exchange", "Port", "current_exchange", "exchange_scope"]
+
+Adopt: TypeAlias = Callable[[Selector], Upstream | None]
+"""Says who holds state that is not known, where that is proven; None where it is not."""
 
 _current: ContextVar[Exchange | None] = ContextVar("homeport_exchange", default=None)
 
@@ -42,9 +48,20 @@ class Port(Protocol):
     @property
     def model(self) -> str | None: ...
 
+    @property
+    def operation(self) -> Operation: ...
+
+    @property
+    def selectors(self) -> tuple[Selector, ...]: ...
+
+    @property
+    def reported(self) -> bool: ...
+
     def report(self, upstream: Upstream | str | None) -> None: ...
 
-    async def admit(self, tenant: Tenant) -> None: ...
+    async def admit(self, tenant: Tenant, adopt: Adopt | None = None) -> None: ...
+
+    def refuse(self, rejection: Rejection) -> None: ...
 
 
 class Exchange:
@@ -70,6 +87,21 @@ class Exchange:
         """The model that the request names, if its body was inspected."""
         return self._port.model
 
+    @property
+    def operation(self) -> Operation:
+        """What the request asks for."""
+        return self._port.operation
+
+    @property
+    def selectors(self) -> tuple[Selector, ...]:
+        """The state that the request refers to, as it was read from its path and body."""
+        return self._port.selectors
+
+    @property
+    def reported(self) -> bool:
+        """Whether :meth:`served_by` has been called."""
+        return self._port.reported
+
     def served_by(self, upstream: Upstream | str | None) -> None:
         """Report who serves this exchange, before the response starts or again after a fallback; the last one counts.
 
@@ -78,10 +110,19 @@ class Exchange:
         """
         self._port.report(upstream)
 
-    async def admit(self, tenant: Tenant) -> None:
+    async def admit(self, tenant: Tenant, adopt: Adopt | None = None) -> None:
         """Supply the tenant in mode ``host``: looks up and decides now, and sets :attr:`pin`.
 
-        The same tenant again is no news. Raises :class:`homeport.Rejected`; whatever the app makes of that, the client
-        gets the rejection. Raises ``RuntimeError`` in another mode, for another tenant, or after the end.
+        The same tenant again is no news. ``adopt`` is asked about selectors of which nothing is known, nothing that
+        expired or was deleted, and what it says is recorded. Raises :class:`homeport.Rejected`; whatever the app makes
+        of that, the client gets the rejection. Raises ``RuntimeError`` in another mode, for another tenant, or after
+        the end.
         """
-        await self._port.admit(tenant)
+        await self._port.admit(tenant, adopt)
+
+    def refuse(self, rejection: Rejection) -> None:
+        """Refuse the exchange: raises :class:`homeport.Rejected`, and whatever the app makes of it, that is the answer.
+
+        In mode ``observe`` it is only noted, and this returns.
+        """
+        self._port.refuse(rejection)

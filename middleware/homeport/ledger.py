@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 
 from homeport import telemetry
+from homeport.adapter import Adapter
 from homeport.decisions import Fact
 from homeport.errors import Reason, Rejected
 from homeport.keys import Digests, Keyring, Kind, StateKey, Tenant
@@ -57,6 +58,7 @@ class Ledger:
         state: State,
         keyring: Keyring,
         settings: Settings,
+        adapter: Adapter,
     ) -> None:
         self._operation = operation
         self._tenant = tenant
@@ -65,6 +67,7 @@ class Ledger:
         self._keyring = keyring
         self._keys = keyring.of(tenant)
         self._settings = settings
+        self._adapter = adapter
         self._digests: Digests | None = None
         self._exchange = os.urandom(16)
         self._pending: dict[str, tuple[StateKey, ...]] = {}
@@ -101,7 +104,7 @@ class Ledger:
         return self._digests
 
     def key(self, kind: Kind, opaque_id: str) -> StateKey:
-        return self._keys.state_key(kind, opaque_id)
+        return self._keys.state_key(kind, self._adapter.canonical(kind, opaque_id))
 
     def keeps(self, observed: Observed) -> bool:
         """Whether the upstream keeps the response: what it says counts, else the request, else the default, true."""
@@ -163,6 +166,20 @@ class Ledger:
         fresh = [e for e in entries if e.kind is Kind.RESPONSE or not self._state.knows(e.key)]
         with contextlib.suppress(Rejected):
             await self._commit(owner, fresh, timeout=min(_BEST_EFFORT_TIMEOUT, self._settings.commit_timeout))
+
+    async def adopted(self, selector: Selector, owner: Upstream) -> Record | None:
+        """Own state from before homeport, which the proxy can prove to be this tenant's; None if it is somebody else's.
+
+        Raises :class:`Rejected` with COMMIT_FAILED.
+        """
+        entry = self._alias(selector.kind, selector.id, owner, ttl=self._settings.ttl, counted=True)
+        try:
+            await self._commit(owner, [entry])
+        except Rejected as rejected:
+            if rejected.rejection.reason is not Reason.OWNER_CONFLICT:
+                raise
+            return None
+        return Record(owner.name, owner.fingerprint, ttl=self._settings.ttl)
 
     async def deleted(self, selector: Selector) -> None:
         """Leave a tombstone, best effort: the upstream has deleted it, whatever becomes of the record."""
@@ -236,8 +253,9 @@ class Ledger:
             return None
         if kind is Kind.ENCRYPTED:
             return None
-        key = self._keyring.claim_key(owner.fingerprint, kind, opaque_id)
-        former = [d for f in owner.former for d in self._keyring.claim_key(f, kind, opaque_id).all]
+        canonical = self._adapter.canonical(kind, opaque_id)
+        key = self._keyring.claim_key(owner.fingerprint, kind, canonical)
+        former = [d for f in owner.former for d in self._keyring.claim_key(f, kind, canonical).all]
         return Entry(
             StateKey(key.current, (*key.older, *former)) if former else key,
             Kind.CLAIM,

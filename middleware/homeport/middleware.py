@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from homeport.adapter import Adapter
 from homeport.decisions import MissPolicy
 from homeport.errors import Reason, Rejected, reject
 from homeport.keys import Keyring
@@ -28,6 +29,7 @@ class ContinuationMiddleware:
 
     ``settings`` default to the environment (``HOMEPORT_*``), ``store`` to the one that ``HOMEPORT_DATABASE_URL`` names.
     ``upstreams`` is a directory or the upstreams themselves; without any, the app as a whole is the one upstream.
+    ``adapter`` is what an integration knows of the app.
     Requests that are no Responses, Conversations or Containers operations reach the app untouched.
     """
 
@@ -37,6 +39,7 @@ class ContinuationMiddleware:
         settings: Settings | None = None,
         store: StateStore | None = None,
         upstreams: UpstreamDirectory | Iterable[Upstream] | None = None,
+        adapter: Adapter | None = None,
     ) -> None:
         self.app = app
         self._settings = settings = settings or Settings()
@@ -45,7 +48,8 @@ class ContinuationMiddleware:
             store = make_store(settings.database_url, pool_size=settings.pool_size, listen_url=settings.listen_url)
         self.state = State(store, keyring, settings)
         self._matcher = OperationMatcher(settings.path_prefixes)
-        tenants = TenantPolicy(settings)
+        adapter = adapter or Adapter()
+        tenants = TenantPolicy(settings, precedence=adapter.credential_headers)
         ours = {settings.pin_header.lower().encode()} if settings.pin_header else set()
         self._runtime = Runtime(
             app=app,
@@ -54,6 +58,7 @@ class ContinuationMiddleware:
             keyring=keyring,
             directory=_directory(upstreams),
             tenants=tenants,
+            adapter=adapter,
             stripped=frozenset(name.replace(b"_", b"-") for name in {*ours, *tenants.headers_to_strip}),
             misses=MissPolicy(
                 forward_response=settings.single_upstream_miss == "forward",
@@ -63,6 +68,17 @@ class ContinuationMiddleware:
                 forward_encrypted=settings.unknown_encrypted == "forward",
             ),
         )
+
+    async def open(self) -> None:
+        """Open the store, for a host that mounts this when its lifespan has begun already; idempotent.
+
+        Raises :class:`homeport.SecretMismatch`; a database that is down is waited for while requests are refused.
+        """
+        await self.state.open()
+
+    async def close(self) -> None:
+        """Finish the commits that are under way and close the store."""
+        await self.state.close()
 
     async def ready(self) -> bool:
         """Whether the store answers and this replica's secrets fit, for a health route of the host's."""

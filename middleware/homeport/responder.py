@@ -14,17 +14,18 @@ from dataclasses import dataclass, replace
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from homeport import telemetry
+from homeport.adapter import Adapter
 from homeport.answers import Answer, BufferedAnswer, KeptAnswer, PlainAnswer, SniffedAnswer, header_values
 from homeport.decisions import MissPolicy, Pass, Pin, Reject, decide
 from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, reject
-from homeport.exchange import Exchange, exchange_scope
+from homeport.exchange import Adopt, Exchange, exchange_scope
 from homeport.intake import ClientGone, Intake
 from homeport.keys import Keyring, Tenant
 from homeport.ledger import Ledger
 from homeport.observation import Observed
 from homeport.operations import Match, Operation
 from homeport.outlet import Cut, Outlet, Progress
-from homeport.selectors import Inspected, path_selectors
+from homeport.selectors import Inspected, Selector, path_selectors
 from homeport.settings import Settings
 from homeport.sse import is_event_stream
 from homeport.state import State
@@ -36,6 +37,10 @@ from homeport.upstreams import Upstream, UpstreamDirectory
 __all__ = ["Responder", "Runtime"]
 
 _logger = logging.getLogger("homeport")
+
+_ALONE = "This gateway answers the operation from the request alone: it cannot take stored state into account."
+
+_NOT_REPORTED = "The response names an upstream that the application did not report."
 
 _Write = Callable[[Observed, Upstream], Awaitable[None]]
 
@@ -53,6 +58,7 @@ class Runtime:
     directory: UpstreamDirectory
     tenants: TenantPolicy
     misses: MissPolicy
+    adapter: Adapter
     stripped: frozenset[bytes]
     """Request headers that the app must not see, dashed and in lower case."""
 
@@ -77,10 +83,10 @@ class Responder:
         self._request = Inspected(self._path)
         self._ledger: Ledger | None = None
         self._answer: Answer | None = None
-        self._reported = False
-        self._owner: Upstream | None = None
+        self._reports: list[Upstream | None] = []
         self._rejection: Rejection | None = None  # told in mode host: it stands whatever the app makes of it
         self._over = False
+        self._alone = False  # the app answers without state, and nobody is asked
         self._admitted = False
         self._admission = asyncio.Lock()  # one admission at a time: the second caller waits for what the first finds
         self.pin: Upstream | None = None
@@ -134,7 +140,11 @@ class Responder:
         if operation.reads_body:
             found = await self._intake.inspect(operation, body)
             self._request = replace(found, selectors=(*self._path, *found.selectors)) if self._path else found
-        if tenant is not None:
+        if self._runtime.adapter.answers_alone(operation):
+            if self._request.selectors:
+                raise Rejected(reject(Reason.UNSUPPORTED_OPERATION, message=_ALONE))
+            self._alone = True
+        elif tenant is not None:
             await self._decide(tenant)
 
     def _resolve(self, body: bytes) -> Tenant:
@@ -152,7 +162,7 @@ class Responder:
             now=time.time(),
         )
 
-    async def _decide(self, tenant: Tenant) -> None:
+    async def _decide(self, tenant: Tenant, adopt: Adopt | None = None) -> None:
         """Look up and decide. Raises :class:`Rejected`."""
         runtime = self._runtime
         self.tenant = tenant
@@ -163,6 +173,7 @@ class Responder:
             state=runtime.state,
             keyring=runtime.keyring,
             settings=self._settings,
+            adapter=runtime.adapter,
         )
         selectors = self._request.selectors
         try:
@@ -174,6 +185,8 @@ class Responder:
                 keys = [ledger.key(s.kind, s.id) for s in selectors]
                 facts = await runtime.state.lookup(keys, fresh=self._match.operation.by_id)
                 ledger.facts = dict(zip(selectors, facts, strict=True))
+            if adopt is not None:
+                await self._adopt(ledger, adopt)
         except StoreUnavailable:
             raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
         except CapacityExceeded:
@@ -189,6 +202,14 @@ class Responder:
                 self.pin = known
                 raise Rejected(rejection)
         self._admitted = True
+
+    async def _adopt(self, ledger: Ledger, adopt: Adopt) -> None:
+        facts = dict(ledger.facts)
+        for selector, fact in ledger.facts.items():
+            owner = adopt(selector) if fact is Reason.MISSING else None
+            if owner is not None and (record := await ledger.adopted(selector, owner)) is not None:
+                facts[selector] = record
+        ledger.facts = facts
 
     def _app_scope(self) -> Scope:
         settings = self._settings
@@ -228,11 +249,11 @@ class Responder:
             raise Rejected(self._rejection)
         status, ledger = message["status"], self._ledger
         named = self._read_served_by(message)
-        if self._enforce and self._reported:
-            self._check_pin()
+        if self._enforce and self._reports:
+            self._check_pin(self._reports[-1])
         if status == 500:
             return KeptAnswer(self._outlet)
-        if not 200 <= status < 300:
+        if self._alone or not 200 <= status < 300:
             return PlainAnswer(self._outlet)
         if not named:
             self._refuse(
@@ -274,19 +295,23 @@ class Responder:
         lowered = name.lower().encode()
         return {**message, "headers": [(k, v) for k, v in message.get("headers", ()) if k.lower() != lowered]}
 
-    def _check_pin(self) -> None:
-        if self.pin is not None and self._owner is not None and self._owner.fingerprint != self.pin.fingerprint:
+    def _check_pin(self, served_by: Upstream | None) -> None:
+        if self.pin is not None and served_by is not None and served_by.fingerprint != self.pin.fingerprint:
             raise Rejected.because(Reason.PIN_VIOLATED)
 
-    def _served_by(self) -> Upstream | None:
+    def _served_by(self, response_id: str | None) -> Upstream | None:
         """Who owns what this exchange made; None for nobody. Raises :class:`Rejected` where that cannot be said."""
-        if not self._reported:
+        if not self._reports:
             if len(self._upstreams) != 1:
                 raise Rejected.because(Reason.INTEGRATION_FAULT)
             (only,) = self._upstreams.values()
             return only
-        self._check_pin()
-        return self._owner
+        try:
+            owner = self._runtime.adapter.owner(response_id, self._reports)
+        except LookupError:
+            raise Rejected(reject(Reason.INTEGRATION_FAULT, message=_NOT_REPORTED)) from None
+        self._check_pin(owner)
+        return owner
 
     async def _conclude(self, fault: Exception | None) -> None:
         """The app is over: tell the client what it has not been told. Raises ``fault`` unless it was our doing."""
@@ -315,19 +340,36 @@ class Responder:
     def model(self) -> str | None:
         return self._request.model
 
+    @property
+    def operation(self) -> Operation:
+        return self._match.operation
+
+    @property
+    def selectors(self) -> tuple[Selector, ...]:
+        return self._request.selectors
+
+    @property
+    def reported(self) -> bool:
+        return bool(self._reports)
+
     def report(self, upstream: Upstream | str | None) -> None:
         if self._over:
             return
-        if isinstance(upstream, str):
-            if upstream not in self._upstreams:
-                raise LookupError("served_by() names an upstream that is not in the directory")
-            upstream = self._upstreams[upstream]
-        elif upstream is not None and not any(u.fingerprint == upstream.fingerprint for u in self._upstreams.values()):
-            raise LookupError("served_by() was given an upstream that is not in the directory")
-        self._owner = upstream
-        self._reported = True
+        known = upstream if upstream is None else self._known(upstream)
+        if known is None and upstream is not None:
+            self._upstreams = self._runtime.directory.upstreams()  # it may have come while the app was at work
+            known = self._known(upstream)
+            if known is None:
+                raise LookupError("served_by() was given an upstream that is not in the directory")
+        self._reports.append(known)
 
-    async def admit(self, tenant: Tenant) -> None:
+    def _known(self, upstream: Upstream | str) -> Upstream | None:
+        if isinstance(upstream, str):
+            return self._upstreams.get(upstream)
+        found = any(u.fingerprint == upstream.fingerprint for u in self._upstreams.values())
+        return upstream if found else None
+
+    async def admit(self, tenant: Tenant, adopt: Adopt | None = None) -> None:
         if self._settings.tenant_mode != "host":
             raise RuntimeError("exchange.admit() is for HOMEPORT_TENANT_MODE=host")
         if self._over or self.tenant not in (None, tenant):
@@ -337,9 +379,13 @@ class Responder:
                 return
             self._rejection = None
             try:
-                await self._decide(tenant)
+                await self._decide(tenant, adopt)
             except Rejected as rejected:
                 self._refuse(rejected.rejection, stands=True)
+
+    def refuse(self, rejection: Rejection) -> None:
+        if not self._over:
+            self._refuse(rejection, stands=True)
 
     # What an answer tells (homeport.answers.Recorder)
 
@@ -364,7 +410,7 @@ class Responder:
         if observed.empty:
             return
         try:
-            owner = self._served_by()
+            owner = self._served_by(observed.id)
             if owner is None or not owner.stateful:
                 self._count("not_owned")
                 return

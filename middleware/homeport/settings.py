@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -129,6 +130,20 @@ class Settings(BaseSettings):
     upstream_connect_timeout: _SomeSeconds = Field(5.0, description="For a connection to an upstream.")
     upstream_read_timeout: _SomeSeconds = Field(600.0, description="Between two chunks of an upstream's answer.")
 
+    litellm_tenant: Literal["pair", "team", "user", "key"] = Field(
+        "pair", description="Which part of LiteLLM's identity is the tenant; `pair` is team and user, as it binds ids."
+    )
+    litellm_surfaces: Annotated[_Names, AfterValidator(checks.surfaces)] = Field(
+        ("chat:refuse", "passthrough:refuse", "websocket:refuse"),
+        description="`refuse` or `allow` what refers to stored state where LiteLLM cannot be pinned.",
+    )
+    litellm_adopt: bool = Field(
+        False, description="Let ids from before homeport continue if LiteLLM's encryption proves whose they are."
+    )
+    litellm_adopt_until: Annotated[datetime, AfterValidator(checks.instant)] | None = Field(
+        None, description="When that ends, in ISO 8601 with a time zone: `2027-01-31T00:00:00Z`."
+    )
+
     def __init__(self, **values: Any) -> None:
         for name in values:
             if name not in type(self).model_fields:
@@ -159,13 +174,19 @@ class Settings(BaseSettings):
         return tuple(s.get_secret_value().encode() for s in self.secrets)
 
     @property
+    def litellm_allowed(self) -> frozenset[str]:
+        """The surfaces of ``litellm_surfaces`` that are not refused."""
+        pairs = (pair.partition(":") for pair in self.litellm_surfaces)
+        return frozenset(name for name, _, policy in pairs if policy == "allow")
+
+    @property
     def signing_keys(self) -> dict[str, bytes]:
         """``tenant_signing_keys`` by key id."""
         return dict(checks.split_signing_key(k.get_secret_value()) for k in self.tenant_signing_keys)
 
     @model_validator(mode="after")
     def _cross_checks(self) -> Settings:
-        for problem in (_tenancy_problem(self), _sharing_problem(self), _header_problem(self)):
+        for problem in (_tenancy_problem(self), _sharing_problem(self), _header_problem(self), _adoption_problem(self)):
             if problem is not None:
                 raise ValueError(problem)
         return self
@@ -207,6 +228,14 @@ def _sharing_problem(s: Settings) -> str | None:
                 f"{env_name(field)}={chosen} opens a shared account to every tenant; "
                 "it needs HOMEPORT_TENANT_MODE=single or HOMEPORT_SHARED_ACCOUNT_OK=true"
             )
+    return None
+
+
+def _adoption_problem(s: Settings) -> str | None:
+    if s.litellm_adopt and s.litellm_adopt_until is None:
+        return "HOMEPORT_LITELLM_ADOPT needs HOMEPORT_LITELLM_ADOPT_UNTIL, the time at which it ends"
+    if s.litellm_adopt_until is not None and not s.litellm_adopt:
+        return "HOMEPORT_LITELLM_ADOPT_UNTIL needs HOMEPORT_LITELLM_ADOPT=true"
     return None
 
 

@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import fields
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ __all__ = [
     "UpstreamSettings",
     "database_url",
     "header_name",
+    "instant",
     "listen_url",
     "normalise_base_url",
     "path_prefixes",
@@ -29,12 +31,15 @@ __all__ = [
     "secrets",
     "signing_keys",
     "split_signing_key",
+    "surfaces",
     "text",
     "unique",
     "upstreams",
 ]
 
 MIN_SECRET_BYTES = 16
+SURFACES = ("chat", "passthrough", "websocket")
+"""Ways into LiteLLM on which it takes references to stored state but lets nobody choose the upstream."""
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]{1,128}", re.ASCII)  # RFC 9110 section 5.6.2
 _KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
@@ -175,6 +180,23 @@ def normalise_base_url(url: str) -> str:
     if port is not None and port != _DEFAULT_PORTS[parts.scheme]:
         host += f":{port}"
     return f"{parts.scheme}://{host}{parts.path.rstrip('/').removesuffix('/v1').rstrip('/')}"
+
+
+def surfaces(values: tuple[str, ...]) -> tuple[str, ...]:
+    """``surface:policy`` pairs; a surface that is not listed is refused."""
+    names = [value.partition(":")[0] for value in values]
+    if len(set(names)) != len(names):
+        raise ValueError("lists a surface twice")
+    if not set(values) <= {f"{name}:{policy}" for name in SURFACES for policy in ("refuse", "allow")}:
+        raise ValueError(f"must list pairs of {', '.join(SURFACES)} and refuse or allow, as in chat:allow")
+    return values
+
+
+def instant(value: datetime) -> datetime:
+    """A moment in time; without a time zone it would be another one on every machine."""
+    if value.tzinfo is None:
+        raise ValueError("must have a time zone, as in 2027-01-31T00:00:00Z")
+    return value
 
 
 def _upstream_name(name: str) -> str:

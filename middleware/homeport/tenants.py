@@ -11,7 +11,7 @@ import binascii
 import hashlib
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -59,7 +59,9 @@ class TenantSettings(Protocol):
 class TenantPolicy:
     """Resolves the tenant of a request, in every mode but ``host``, where an integration supplies it."""
 
-    def __init__(self, settings: TenantSettings) -> None:
+    def __init__(self, settings: TenantSettings, *, precedence: Callable[[], Sequence[str]] = tuple) -> None:
+        """``precedence`` gives the headers of which the app takes the first one present; none: all of them count."""
+        self._precedence = precedence
         self._mode = settings.tenant_mode
         self._headers = tuple(name.lower() for name in settings.tenant_headers)
         self._names = tuple(name.encode() for name in self._headers)
@@ -106,7 +108,7 @@ class TenantPolicy:
             case "single":
                 return Tenant((b"single",))
             case "credential":
-                return _by_credential(headers, self._claims)
+                return _by_credential(headers, self._claims, self._precedence())
             case "headers":
                 pass
             case _:
@@ -180,14 +182,18 @@ def _dashed(name: bytes) -> bytes:
     return name.replace(b"_", b"-")
 
 
-def _by_credential(headers: Sequence[tuple[bytes, bytes]], claims: Sequence[str]) -> Tenant:
+def _by_credential(
+    headers: Sequence[tuple[bytes, bytes]], claims: Sequence[str], precedence: Sequence[str] = ()
+) -> Tenant:
     secrets: set[bytes] = set()
     scopes: dict[bytes, bytes] = {}
+    present = {name.lower() for name, _ in headers}
+    first = next((n for n in (name.encode() for name in precedence) if n in present), None)
     for given, value in headers:
         name = given.lower()
-        if name == b"authorization":
+        if name == first or (name == b"authorization" and not precedence):
             secrets.add(_without_scheme(value))
-        elif name in _API_KEYS:
+        elif name in _API_KEYS and not precedence:
             secrets.add(value.strip(_OWS))
         elif name in _SCOPES:
             if name in scopes or not value.strip(_OWS) or b"," in value:

@@ -119,12 +119,17 @@ def read_until_cut(method: str, url: str, **keywords: Any) -> bytes:
 
 @contextlib.contextmanager
 def run_command(
-    command: Sequence[str], *, env: Mapping[str, str] | None = None, port: int | None = None, cwd: str | None = None
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    port: int | None = None,
+    cwd: str | None = None,
+    timeout: float = 30.0,
 ) -> Iterator[Server]:
-    """Run ``command``, in which ``{port}`` stands for the port it must listen on."""
+    """Run ``command``, in which ``{port}`` stands for the port it must listen on, within ``timeout`` seconds."""
     server = Server(command, env or {}, port or free_port(), cwd)
     try:
-        server.start()
+        server.start(timeout)
         yield server
     finally:
         server.close()

@@ -1,0 +1,158 @@
+"""LiteLLM's deployments as upstreams: one for each, by its id, with the fingerprint of its account."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import litellm
+
+from homeport import Keyring, Upstream, fingerprint
+from homeport_litellm.accounts import Account, account_of, is_bridged, provider_of
+
+__all__ = ["BRIDGE", "PASSTHROUGH", "POLLING", "Deployment", "RouterDirectory", "deployment_id"]
+
+_logger = logging.getLogger("homeport.litellm")
+
+Deployment: TypeAlias = Mapping[str, Any]
+
+PASSTHROUGH = "litellm-openai-passthrough"
+"""The account of LiteLLM's pass-through to OpenAI, in the directory where no deployment has the same one."""
+
+POLLING = Upstream("litellm-polling", fingerprint("litellm", "polling"), shared=True)
+"""LiteLLM's Redis, which every replica of it reads: bound to the tenant, pinned to nothing."""
+
+BRIDGE = fingerprint("litellm", "bridge")
+"""Of deployments without a Responses API of their own: their history is in LiteLLM's database, so all are one place."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """What was made of a router's list; ``held`` are the objects seen, so that their identities stay theirs."""
+
+    seen: tuple[object, ...] = ()
+    held: tuple[object, ...] = field(default=(), repr=False)
+    upstreams: Mapping[str, Upstream] = field(default_factory=dict)
+    deployments: Mapping[str, Deployment] = field(default_factory=dict, repr=False)
+
+
+class RouterDirectory:
+    """The upstreams of the router as it is now; made anew when a deployment was added, edited, paused or removed.
+
+    ``router`` gives LiteLLM's router, None before its configuration is loaded. ``history`` says whether LiteLLM has a
+    database, without which bridged deployments forget every turn. ``passthrough`` gives the pass-through's account.
+    """
+
+    def __init__(
+        self,
+        keyring: Keyring,
+        *,
+        router: Callable[[], Any],
+        history: Callable[[], bool],
+        passthrough: Callable[[], Account | None],
+    ) -> None:
+        self._keyring = keyring
+        self._router = router
+        self._history = history
+        self._passthrough = passthrough
+        self._snapshot = _Snapshot()
+        self._warned = False
+
+    def upstreams(self) -> Mapping[str, Upstream]:
+        return self._current().upstreams
+
+    def get(self, name: str | None) -> Upstream | None:
+        """The upstream of the deployment with this id."""
+        return None if name is None else self.upstreams().get(name)
+
+    def passthrough(self) -> Upstream | None:
+        """The place that LiteLLM's pass-through to OpenAI reaches, under the name of a deployment of that account."""
+        account = self._passthrough()
+        if account is None:
+            return None
+        place = self._keyring.fingerprints(*account.parts)[0]
+        return next((u for u in self.upstreams().values() if u.is_home_of(place)), None)
+
+    def at_home(self, pin: Upstream) -> Sequence[Deployment]:
+        """The deployments that share the state of ``pin``, that one itself first."""
+        snapshot = self._current()
+        found = [d for n, d in snapshot.deployments.items() if snapshot.upstreams[n].fingerprint == pin.fingerprint]
+        return sorted(found, key=lambda d: deployment_id(d) != pin.name)
+
+    def provider(self, deployment: Deployment) -> str:
+        """LiteLLM's name of the provider of ``deployment``."""
+        return provider_of(deployment["litellm_params"])
+
+    def uses_account_of(self, upstream: Upstream, call: Mapping[str, Any]) -> bool:
+        """Whether a call with these keywords goes where the configuration of ``upstream`` says.
+
+        Clients may be allowed to bring credentials or an address of their own (LiteLLM's clientside parameters).
+        """
+        deployment = self._current().deployments.get(upstream.name)
+        if deployment is None:
+            return False
+        return account_of(call).parts == account_of(deployment["litellm_params"]).parts
+
+    def _current(self) -> _Snapshot:
+        router = self._router()
+        listed: Sequence[Deployment] = tuple(router.model_list or ()) if router is not None else ()
+        history = self._history()
+        credentials = tuple(litellm.credential_list)
+        seen = (history, self._passthrough(), *map(id, credentials), *((id(d), _blocked(d)) for d in listed))
+        if seen != self._snapshot.seen or not self._snapshot.upstreams:
+            self._snapshot = self._made(seen, (*listed, *credentials), listed, history)
+        return self._snapshot
+
+    def _made(
+        self, seen: tuple[object, ...], held: tuple[object, ...], listed: Sequence[Deployment], history: bool
+    ) -> _Snapshot:
+        upstreams: dict[str, Upstream] = {}
+        deployments: dict[str, Deployment] = {}
+        unlabelled = 0
+        for deployment in listed:
+            name = deployment_id(deployment)
+            if name is None:
+                continue
+            upstream, labelled = self._upstream(name, deployment, history=history)
+            upstreams[name] = upstream
+            deployments[name] = deployment
+            unlabelled += not labelled
+        if unlabelled and not self._warned:
+            self._warned = True
+            _logger.warning(
+                "%d deployments have no model_info.homeport_upstream label: what their upstreams hold now will be "
+                "refused after their API key or address is changed",
+                unlabelled,
+            )
+        account = self._passthrough()
+        if account is not None:
+            place, *former = self._keyring.fingerprints(*account.parts)
+            if not any(u.is_home_of(place) for u in upstreams.values()):
+                upstreams[PASSTHROUGH] = Upstream(PASSTHROUGH, place, former=tuple(former))
+        upstreams[POLLING.name] = POLLING
+        return _Snapshot(seen, held, MappingProxyType(upstreams), MappingProxyType(deployments))
+
+    def _upstream(self, name: str, deployment: Deployment, *, history: bool) -> tuple[Upstream, bool]:
+        params, info = deployment["litellm_params"], deployment.get("model_info") or {}
+        if is_bridged(params, info):
+            return Upstream(name, BRIDGE, stateful=history, paused=_blocked(deployment)), True
+        label = info.get("homeport_upstream")
+        place, *former = self._keyring.fingerprints(*account_of(params).parts)
+        if not isinstance(label, str) or not label.strip():
+            return Upstream(name, place, paused=_blocked(deployment), former=tuple(former)), False
+        # What it was before it got its label is still there.
+        labelled = fingerprint("label", label)
+        return Upstream(name, labelled, paused=_blocked(deployment), former=(place, *former)), True
+
+
+def deployment_id(deployment: Deployment) -> str | None:
+    """The id of a deployment, ``model_info.id``."""
+    found = (deployment.get("model_info") or {}).get("id")
+    return found if isinstance(found, str) else None
+
+
+def _blocked(deployment: Deployment) -> bool:
+    return (deployment.get("model_info") or {}).get("blocked") is True

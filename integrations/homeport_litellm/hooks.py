@@ -1,0 +1,297 @@
+"""LiteLLM's callbacks: where a request is admitted, where its deployment is chosen, and who really served it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+import litellm
+from fastapi import HTTPException
+from litellm.integrations.custom_logger import CustomLogger
+
+from homeport import Exchange, Kind, Reason, Rejected, Rejection, Selector, Settings, Upstream, current_exchange, reject
+from homeport_litellm import ids, proxy, surfaces
+from homeport_litellm.calls import Call, current_call
+from homeport_litellm.directory import Deployment, RouterDirectory, deployment_id
+from homeport_litellm.pinning import NotServed, allowed, open_to, restored
+from homeport_litellm.steering import moves_account, steering_field
+from homeport_litellm.tenancy import tenant_of
+
+__all__ = ["RESPONSES_CALLS", "HomeportHooks"]
+
+RESPONSES_CALLS = {
+    "aresponses": "previous_response_id",
+    "acompact_responses": "previous_response_id",
+    "aget_responses": "response_id",
+    "adelete_responses": "response_id",
+    "acancel_responses": "response_id",
+    "alist_input_items": "response_id",
+}
+"""LiteLLM's names of Responses calls, and the field of each that names a response."""
+
+_BODY_CALLS = ("aresponses", "acompact_responses")
+
+
+class HomeportHooks(CustomLogger):
+    """One for a proxy; what belongs to one request is in its :class:`Call` and its :class:`homeport.Exchange`."""
+
+    def __init__(self, settings: Settings, directory: RouterDirectory) -> None:
+        super().__init__()
+        self._settings = settings
+        self._directory = directory
+
+    # After LiteLLM's authentication, before anything else: whose request is it, and where must it go?
+
+    async def async_pre_call_hook(
+        self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
+    ) -> dict[str, Any] | None:
+        call = current_call.get()
+        if call is None:
+            return None
+        exchange = current_exchange()
+        try:
+            if exchange is None:
+                self._check_surface(call, data, call_type)
+            elif call_type == "pass_through_endpoint":
+                await self._admit(exchange, user_api_key_dict)
+                self._pass_through(exchange)
+            elif call_type in RESPONSES_CALLS:
+                call.turn = data.get("litellm_call_id")
+                self._check_body(exchange, data, call_type)
+                await self._admit(exchange, user_api_key_dict)
+                self._apply_pin(exchange, data, call_type, team=user_api_key_dict.team_id)
+            else:
+                await self._admit(exchange, user_api_key_dict)
+        except Rejected as rejected:
+            _raise_quietly(rejected.rejection)
+        return data
+
+    def _check_surface(self, call: Call, data: Mapping[str, Any], call_type: str) -> None:
+        surface = surfaces.surface_of(call_type)
+        if surface is None or surface in self._settings.litellm_allowed:
+            return
+        if self._settings.mode == "enforce" and surfaces.refers_to_state(surface, call.path, data):
+            call.rejection = surfaces.refusal()
+            raise Rejected(call.rejection)
+
+    async def _admit(self, exchange: Exchange, identity: Any) -> None:
+        if self._settings.tenant_mode != "host":
+            return
+        try:
+            tenant = tenant_of(identity, policy=self._settings.litellm_tenant, authenticates=proxy.authenticates())
+        except Rejected as rejected:
+            exchange.refuse(rejected.rejection)
+            return
+        until = self._settings.litellm_adopt_until
+        adopts = self._settings.litellm_adopt and until is not None and datetime.now(UTC) < until
+
+        def adopt(selector: Selector) -> Upstream | None:
+            return self._adopted(selector, identity)
+
+        await exchange.admit(tenant, adopt if adopts else None)
+
+    def _adopted(self, selector: Selector, identity: Any) -> Upstream | None:
+        """Who holds a response from before homeport, if LiteLLM's encryption says that it is this caller's."""
+        if selector.kind is not Kind.RESPONSE:
+            return None
+        issued = ids.issued_to(selector.id)
+        if issued is None or (issued.user is None and issued.team is None):
+            return None
+        if issued.user not in (None, identity.user_id) or issued.team not in (None, identity.team_id):
+            return None
+        return self._directory.get(ids.deployment_of(selector.id))
+
+    def _check_body(self, exchange: Exchange, data: Mapping[str, Any], call_type: str) -> None:
+        """Refuse what steers around the pin, and a body that LiteLLM reads as something else than the gate."""
+        body = (data.get("proxy_server_request") or {}).get("body") or data
+        known = frozenset(self._directory.upstreams())
+        field = steering_field(body, refers=bool(exchange.selectors), deployment_ids=known)
+        if field is not None:
+            text = f"The field '{field}' cannot be combined with stored state here, or not be used by clients at all."
+            exchange.refuse(reject(Reason.AMBIGUOUS_SELECTOR, message=text, param=field))
+        if call_type in _BODY_CALLS and _selectors_of(data) != _continuations(exchange):
+            exchange.refuse(reject(Reason.AMBIGUOUS_SELECTOR))
+        for selector in exchange.selectors:
+            if selector.kind is Kind.RESPONSE and not selector.in_path and ids.is_polling(selector.id):
+                text = (
+                    "A response that the gateway polls for cannot be continued: its id names nothing at the upstream."
+                )
+                exchange.refuse(reject(Reason.UNSUPPORTED_OPERATION, message=text))
+
+    def _pass_through(self, exchange: Exchange) -> None:
+        """LiteLLM's pass-through to OpenAI has one account: what is held there can be reached, nothing else."""
+        there = self._directory.passthrough()
+        pin = exchange.pin
+        if there is None or (pin is not None and pin.fingerprint != there.fingerprint):
+            if exchange.selectors:
+                exchange.refuse(reject(Reason.UPSTREAM_NOT_CONFIGURED))
+            exchange.served_by(None)
+        else:
+            exchange.served_by(pin or there)
+
+    def _apply_pin(
+        self, exchange: Exchange, data: MutableMapping[str, Any], call_type: str, *, team: str | None
+    ) -> None:
+        pin = exchange.pin
+        if exchange.selectors and call_type in _BODY_CALLS:
+            # Another turn with the same words would get this one's answer, and its id.
+            data["cache"] = {"no-cache": True, "no-store": True}
+        if pin is None:
+            return
+        home = open_to(self._directory.at_home(pin), team)
+        if not home:
+            exchange.refuse(reject(Reason.UPSTREAM_NOT_CONFIGURED))
+            return
+        field = RESPONSES_CALLS[call_type]
+        given = data.get(field)
+        if isinstance(given, str) and given:
+            provider = self._directory.provider(home[0])
+            made = ids.readdressed(given, provider=provider, deployment=deployment_id(home[0]) or "")
+            if made is None:
+                exchange.refuse(reject(Reason.AMBIGUOUS_SELECTOR))
+                return
+            data[field] = made
+        if call_type in _BODY_CALLS:
+            # The owner's own error is the answer then; a fallback could only hide it.
+            found = {deployment_id(d) for d in allowed(proxy.router(), str(data.get("model")), data)}
+            if any(deployment_id(d) in found for d in home):
+                data["disable_fallbacks"] = True
+
+    # While LiteLLM routes
+
+    async def async_filter_deployments(
+        self,
+        model: str,
+        healthy_deployments: list[Any],
+        messages: Any,
+        request_kwargs: dict[str, Any] | None = None,
+        parent_otel_span: Any = None,
+    ) -> list[Any]:
+        call, exchange, request = current_call.get(), current_exchange(), request_kwargs or {}
+        if call is None or exchange is None or exchange.pin is None or not _is_turn(call, request):
+            return healthy_deployments
+        if call.owner_error is not None:
+            raise call.owner_error
+        pin = exchange.pin
+        healthy = self._of(pin, healthy_deployments)
+        if healthy:
+            return healthy
+        home = self._of(pin, allowed(proxy.router(), model, request))
+        if not home:
+            raise NotServed(reject(Reason.UPSTREAM_NOT_CONFIGURED), model)
+        left = await restored(
+            litellm.callbacks,
+            self,
+            home,
+            model=model,
+            messages=messages,
+            request=request,
+            span=parent_otel_span,
+        )
+        if not left:
+            raise NotServed(reject(Reason.UPSTREAM_UNAVAILABLE), model)
+        return left
+
+    def _of(self, pin: Upstream, deployments: Any) -> list[Deployment]:
+        found = []
+        for deployment in deployments:
+            upstream = self._directory.get(deployment_id(deployment))
+            if upstream is not None and upstream.fingerprint == pin.fingerprint:
+                found.append(deployment)
+        return found
+
+    async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any] | None:
+        call, exchange = current_call.get(), current_exchange()
+        if call is None or exchange is None or getattr(call_type, "value", call_type) not in RESPONSES_CALLS:
+            return None
+        served = self._directory.get((kwargs.get("model_info") or {}).get("id"))
+        if (
+            served is not None
+            and moves_account(_client_fields(kwargs))
+            and not self._directory.uses_account_of(served, kwargs)
+        ):
+            served = None  # the client's own account: nobody else could be sent back to it
+        if _is_turn(call, kwargs):
+            pin = exchange.pin
+            if pin is not None and (served is None or served.fingerprint != pin.fingerprint):
+                raise NotServed(reject(Reason.PIN_VIOLATED), str(kwargs.get("model")))
+        exchange.served_by(served)
+        return self._with_conversation(kwargs)
+
+    def _with_conversation(self, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+        conversation = kwargs.get("conversation")
+        if not conversation:
+            return None
+        # LiteLLM knows no such parameter and would drop it.
+        return {**kwargs, "extra_body": {**(kwargs.get("extra_body") or {}), "conversation": conversation}}
+
+    async def async_post_call_failure_deployment_hook(
+        self,
+        request_data: Mapping[str, Any],
+        exception: Exception,
+        call_type: Any,
+        fallback_depth: int | None = None,
+    ) -> None:
+        call, exchange = current_call.get(), current_exchange()
+        if call is None or exchange is None or exchange.pin is None or isinstance(exception, NotServed):
+            return
+        served = self._directory.get((request_data.get("model_info") or {}).get("id"))
+        if served is not None and served.fingerprint == exchange.pin.fingerprint and _is_turn(call, request_data):
+            call.owner_error = exception
+
+    # When LiteLLM has failed
+
+    async def async_post_call_failure_hook(
+        self,
+        request_data: dict[str, Any],
+        original_exception: Exception,
+        user_api_key_dict: Any,
+        traceback_str: str | None = None,
+    ) -> HTTPException | None:
+        exchange = current_exchange()
+        if exchange is not None and isinstance(original_exception, NotServed):
+            try:
+                exchange.refuse(original_exception.rejection)
+            except Rejected as rejected:
+                return _quiet(rejected.rejection)
+        return None
+
+
+def _is_turn(call: Call, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of LiteLLM's is the request itself, or continues it: not a guardrail's judge, or an embedding."""
+    if call.turn is not None and kwargs.get("litellm_call_id") == call.turn:
+        return True
+    return bool(kwargs.get("previous_response_id"))
+
+
+def _selectors_of(data: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The response, in its one spelling, and the conversation that LiteLLM reads in a body."""
+    previous, conversation = data.get("previous_response_id"), data.get("conversation")
+    if isinstance(conversation, Mapping):
+        conversation = conversation.get("id")
+    return (
+        ids.canonical(Kind.RESPONSE, previous) if isinstance(previous, str) and previous else None,
+        conversation if isinstance(conversation, str) and conversation else None,
+    )
+
+
+def _continuations(exchange: Exchange) -> tuple[str | None, str | None]:
+    """The same as the gate has read it."""
+    found = {s.kind: s.id for s in reversed(exchange.selectors) if not s.in_path}
+    previous = found.get(Kind.RESPONSE)
+    return (None if previous is None else ids.canonical(Kind.RESPONSE, previous), found.get(Kind.CONVERSATION))
+
+
+def _client_fields(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    body = (kwargs.get("proxy_server_request") or {}).get("body")
+    return body if isinstance(body, Mapping) else {}
+
+
+def _quiet(rejection: Rejection) -> HTTPException:
+    # What LiteLLM logs of it holds no id. What the client gets is the rejection itself, from the middleware.
+    return HTTPException(status_code=rejection.status, detail=f"homeport: {rejection.reason.value}")
+
+
+def _raise_quietly(rejection: Rejection) -> NoReturn:
+    raise _quiet(rejection) from None

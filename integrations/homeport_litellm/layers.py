@@ -1,0 +1,125 @@
+"""ASGI layers around the middleware: one remembers the request for LiteLLM's hooks, one watches its answer."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from homeport import Exchange, Reason, Rejected, Rejection, Settings, current_exchange, reject
+from homeport_litellm import ids, proxy
+from homeport_litellm.calls import Call, current_call
+from homeport_litellm.surfaces import resource_in
+from homeport_litellm.tenancy import tenant_of
+
+__all__ = ["AnswerWatch", "CallLayer"]
+
+
+class CallLayer:
+    """Outside of the gate: makes the :class:`Call`, and answers for requests that the gate does not know.
+
+    ``gate`` is the middleware, ``app`` what it stands in front of.
+    """
+
+    def __init__(self, gate: ASGIApp, app: ASGIApp, settings: Settings) -> None:
+        self.gate = gate
+        self._app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        match scope["type"]:
+            case "http":
+                await self._http(scope, receive, send)
+            case "websocket":
+                await self._websocket(scope, receive, send)
+            case _:
+                await self.gate(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = Call(scope["method"], scope["path"])
+        token = current_call.set(call)
+        answered = False
+
+        async def answer(message: Message) -> None:
+            nonlocal answered
+            if call.rejection is None or message["type"] not in ("http.response.start", "http.response.body"):
+                await send(message)
+            elif not answered:
+                answered = True
+                await _send(call.rejection, scope, self._settings, send)
+
+        try:
+            if self._names_polling_job(call):
+                text = "This gateway cannot tell whose polled response it is before it is cancelled or deleted."
+                await _send(reject(Reason.UNSUPPORTED_OPERATION, message=text), scope, self._settings, send)
+            else:
+                await self.gate(scope, receive, answer)
+        finally:
+            current_call.reset(token)
+
+    def _names_polling_job(self, call: Call) -> bool:
+        # LiteLLM acts on them without asking any hook; reading is checked before the answer goes out.
+        if self._settings.mode != "enforce" or call.method in ("GET", "HEAD", "OPTIONS"):
+            return False
+        return any(ids.is_polling(segment) for segment in call.path.split("/"))
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if "websocket" in self._settings.litellm_allowed or self._settings.mode == "observe":
+            await self._app(scope, receive, send)
+        elif resource_in(scope["path"]):
+            # Below any prefix, and with the gate's own answer.
+            await self.gate(
+                {**scope, "path": "/v1/responses", "raw_path": b"/v1/responses", "root_path": ""}, receive, send
+            )
+        else:
+            await self.gate(scope, receive, send)
+
+
+class AnswerWatch:
+    """Inside of the gate: what LiteLLM's answers say about themselves, before the gate judges them."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = current_exchange()
+        if scope["type"] != "http" or exchange is None:
+            await self._app(scope, receive, send)
+            return
+
+        async def watched(message: Message) -> None:
+            if message["type"] == "http.response.start" and 200 <= message["status"] < 300:
+                names = {k.lower() for k, _ in message.get("headers", ())}
+                if b"x-litellm-cache-key" in names:
+                    exchange.served_by(None)  # the deployment that was picked has not been called
+                elif not exchange.reported and b"x-litellm-model-id" not in names:
+                    exchange.served_by(None)  # LiteLLM's own: a guardrail's reply, a job that it polls
+                await self._admit_late(exchange, scope)
+            await send(message)
+
+        await self._app(scope, receive, watched)
+
+    async def _admit_late(self, exchange: Exchange, scope: Scope) -> None:
+        """Admit a read that LiteLLM answered without asking any hook, by the identity that it has authenticated."""
+        if self._settings.tenant_mode != "host" or exchange.tenant is not None or scope["method"] != "GET":
+            return
+        identity = getattr(scope.get("state", {}).get("principal"), "source_key", None)
+        if identity is None:
+            return
+        try:
+            tenant = tenant_of(identity, policy=self._settings.litellm_tenant, authenticates=proxy.authenticates())
+            await exchange.admit(tenant)
+        except Rejected as rejected:
+            _stand(exchange, rejected.rejection)
+
+
+def _stand(exchange: Exchange, rejection: Rejection) -> None:
+    try:
+        exchange.refuse(rejection)
+    except Rejected:
+        return  # it stands now, and the gate answers with it
+
+
+async def _send(rejection: Rejection, scope: Scope, settings: Settings, send: Send) -> None:
+    status, headers, body = rejection.answer(method=scope["method"], retryable_status=settings.retryable_status)
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,76 @@
+"""Body fields by which a client could take a request past the pin, or name state where the gate does not look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["moves_account", "steering_field"]
+
+# LiteLLM's own: never a client's business. ``_litellm_addressed_response_id`` overrides previous_response_id.
+_INTERNAL = "_litellm"
+# They choose the deployment after, or instead of, the filter that pins.
+_ROUTING = ("specific_deployment", "_excluded_deployment_ids", "_retry_skipped_deployment_ids")
+# They move the call to another account than the deployment's.
+_ACCOUNT = (
+    "api_key",
+    "api_base",
+    "base_url",
+    "organization",
+    "custom_llm_provider",
+    "litellm_credential_name",
+    "user_config",
+    "model_info",
+    "use_chat_completions_api",
+)
+_ACCOUNT_HEADERS = frozenset(
+    {"authorization", "api-key", "x-api-key", "openai-organization", "openai-project", "x-litellm-api-key", "host"}
+)
+# What the gate reads at the top of the body; merged over it, they would not be what it has read.
+_READ = frozenset(
+    {
+        "previous_response_id",
+        "conversation",
+        "input",
+        "tools",
+        "items",
+        "model",
+        "store",
+        "stream",
+        "background",
+        "prompt",
+    }
+)
+
+
+def steering_field(body: Mapping[str, object], *, refers: bool, deployment_ids: frozenset[str]) -> str | None:
+    """The first field of ``body`` that must not be there, None if there is none.
+
+    ``refers``: whether the request refers to stored state; ``deployment_ids`` are those of the router.
+    """
+    for name in body:
+        if name.casefold().startswith(_INTERNAL):
+            return name
+    extra = body.get("extra_body")
+    if isinstance(extra, Mapping):
+        for name in extra:
+            if str(name).casefold() in _READ or str(name).casefold().startswith(_INTERNAL):
+                return "extra_body"
+    elif extra is not None:
+        return "extra_body"
+    if not refers:
+        return None
+    if body.get("model") in deployment_ids:
+        return "model"
+    return next((name for name in _ROUTING if body.get(name)), None) or moves_account(body)
+
+
+def moves_account(body: Mapping[str, object]) -> str | None:
+    """The field of ``body`` with which the client brings an account of its own."""
+    named = next((name for name in _ACCOUNT if body.get(name)), None)
+    if named is not None:
+        return named
+    for name in ("extra_headers", "headers"):
+        headers = body.get(name)
+        if isinstance(headers, Mapping) and any(str(h).casefold() in _ACCOUNT_HEADERS for h in headers):
+            return name
+    return None
