@@ -11,38 +11,17 @@ from litellm.proxy import proxy_server
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.types import ASGIApp
 
-from homeport import ContinuationMiddleware, Keyring, Settings
+from homeport import ContinuationMiddleware, Keyring
 from homeport_litellm import proxy, selftest
 from homeport_litellm.adapter import LiteLLMAdapter
 from homeport_litellm.directory import RouterDirectory
 from homeport_litellm.hooks import HomeportHooks
 from homeport_litellm.layers import AnswerWatch, CallLayer
+from homeport_litellm.settings import load_settings
 
-__all__ = ["install", "load_settings", "mount"]
+__all__ = ["install", "mount"]
 
 _logger = logging.getLogger("homeport.litellm")
-
-
-def load_settings() -> Settings:
-    """The settings of the environment; the tenant is LiteLLM's identity unless they say otherwise.
-
-    Raises ``ValueError`` for settings that do not do here.
-    """
-    settings = Settings()
-    if "tenant_mode" not in settings.model_fields_set:
-        settings = Settings(tenant_mode="host")
-    if "database_url" not in settings.model_fields_set:
-        raise ValueError(
-            "the setting HOMEPORT_DATABASE_URL is needed in LiteLLM: replicas share what they know, and a file in each "
-            "container would be worse than nothing"
-        )
-    if settings.litellm_adopt and settings.tenant_mode != "host":
-        raise ValueError("the setting HOMEPORT_LITELLM_ADOPT needs HOMEPORT_TENANT_MODE=host")
-    if settings.pin_header or settings.served_by_header:
-        raise ValueError(
-            "LiteLLM is pinned by its router: HOMEPORT_PIN_HEADER and HOMEPORT_SERVED_BY_HEADER have no use"
-        )
-    return settings
 
 
 def mount(app: Any) -> ContinuationMiddleware | None:

@@ -77,6 +77,79 @@ def demo(
     raise typer.Exit(0 if figures["passed"] else 1)
 
 
+@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def litellm(context: typer.Context) -> None:
+    """Run the stock litellm command with homeport in it: every argument is litellm's, --help too.
+
+    The same as setting LITELLM_WORKER_STARTUP_HOOKS=homeport_litellm:install. Exit code 2 for settings that do not do.
+    """
+    command = _extra("homeport_litellm.command", "litellm")
+    try:
+        command.run(context.args)
+    except ModuleNotFoundError as error:
+        _fail(f"this command needs {error.name}: pip install 'homeport[litellm]'")
+    except ValueError as error:
+        _fail(str(error))
+
+
+@app.command()
+def register(
+    kind: Annotated[str, typer.Argument(help="response, conversation or container.")],
+    opaque_id: Annotated[str, typer.Argument(metavar="ID", help="The id at the upstream.")],
+    upstream: Annotated[str, typer.Option(help="An upstream of HOMEPORT_UPSTREAMS; with --litellm a deployment.")],
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option(help="name=value: a tenant header, credential=, or team=, user=, key= in LiteLLM."),
+    ] = None,
+    litellm_config: Annotated[
+        Path | None, typer.Option("--litellm", help="The configuration of a LiteLLM proxy.")
+    ] = None,
+) -> None:
+    """Record who owns state that was not made through homeport, so that it can be continued.
+
+    A value of - is read from standard input. Exit code 0 when it is recorded, or was; 1 if it is somebody else's, 2 for
+    arguments or settings that do not do, 3 if the store does not take it.
+    """
+    work = importlib.import_module("homeport.registering")
+    try:
+        work.run(kind, opaque_id, upstream, _pairs(tenant or []), litellm_config)
+    except ModuleNotFoundError as error:
+        _fail(f"this command needs {error.name}: pip install 'homeport[litellm]'")
+    except ValueError as error:
+        _fail(str(error))
+    except work.Refused as error:
+        _fail(str(error), error.code)
+    typer.echo(f"homeport: the {kind} is registered at {upstream}")
+
+
+@app.command()
+def check(
+    url: Annotated[str, typer.Option(help="Where the API is served, with or without /v1.")],
+    key_env: Annotated[str | None, typer.Option(help="The environment variable that holds a key for it.")] = None,
+) -> None:
+    """Ask for a response that nobody has made: homeport must answer it itself.
+
+    Exit code 0 if it does, 1 if something else answered, 2 for arguments that do not do, 3 if nothing did.
+    """
+    work = importlib.import_module("homeport.checking")
+    try:
+        verdict = work.ask(url, key_env)
+    except ValueError as error:
+        _fail(str(error))
+    typer.echo(f"homeport: {verdict.text}", err=verdict.code != 0)
+    raise typer.Exit(verdict.code)
+
+
+def _pairs(texts: list[str]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name or name in pairs:
+            _fail("a tenant is given as name=value, each name once")
+        pairs[name.lower()] = typer.get_text_stream("stdin").readline().rstrip("\n") if value == "-" else value
+    return pairs
+
+
 def _extra(module: str, extra: str):  # type: ignore[no-untyped-def]  # a module's type cannot be told
     try:
         return importlib.import_module(module)

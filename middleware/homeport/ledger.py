@@ -170,15 +170,15 @@ class Ledger:
     async def adopted(self, selector: Selector, owner: Upstream) -> Record | None:
         """Own state from before homeport, which the proxy can prove to be this tenant's; None if it is somebody else's.
 
-        Raises :class:`Rejected` with COMMIT_FAILED.
+        Raises :class:`Rejected` with STORE_UNAVAILABLE: nothing has been routed yet.
         """
         entry = self._alias(selector.kind, selector.id, owner, ttl=self._settings.ttl, counted=True)
         try:
             await self._commit(owner, [entry])
         except Rejected as rejected:
-            if rejected.rejection.reason is not Reason.OWNER_CONFLICT:
-                raise
-            return None
+            if rejected.rejection.reason is Reason.OWNER_CONFLICT:
+                return None
+            raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
         return Record(owner.name, owner.fingerprint, ttl=self._settings.ttl)
 
     async def deleted(self, selector: Selector) -> None:

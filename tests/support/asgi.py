@@ -152,9 +152,10 @@ def settings(**changes: Any) -> Settings:
 
 
 def mount(
-    app: Any, store: MemoryStore | None = None, upstreams: Any = (A, B), **changes: Any
+    app: Any, store: MemoryStore | None = None, upstreams: Any = (A, B), adapter: Any = None, **changes: Any
 ) -> ContinuationMiddleware:
-    return ContinuationMiddleware(app, settings(**changes), CountingStore() if store is None else store, upstreams)
+    store = CountingStore() if store is None else store
+    return ContinuationMiddleware(app, settings(**changes), store, upstreams, adapter)
 
 
 class ScriptedApp:

@@ -38,7 +38,7 @@ KEYS: dict[str, dict[str, str | None]] = {
 }
 """What the custom auth of these proxies makes of a key."""
 
-_AUTH = '''
+_AUTH = """
 import json
 from fastapi import Request
 from litellm.proxy._types import LitellmUserRoles, UserAPIKeyAuth
@@ -55,7 +55,7 @@ async def user_api_key_auth(request: Request, api_key: str) -> UserAPIKeyAuth:
     models = [m for m in (found.pop("models", None) or "").split(",") if m]
     key = None if found.pop("token", None) == "" else api_key
     return UserAPIKeyAuth(api_key=key, models=models, **found)
-'''
+"""
 
 
 def deployment(
@@ -155,7 +155,10 @@ def run_litellm(
         environment["LITELLM_WORKER_STARTUP_HOOKS"] = "homeport_litellm:install"
         environment["HOMEPORT_DATABASE_URL"] = database
         environment |= {f"HOMEPORT_{name.upper()}": value for name, value in settings.items()}
-    command = [*(command or [str(LITELLM), "--config", str(config), "--host", "127.0.0.1", "--port", "{port}"]), *arguments]
+    command = [
+        *(command or [str(LITELLM), "--config", str(config), "--host", "127.0.0.1", "--port", "{port}"]),
+        *arguments,
+    ]
     with run_command(command, env={**environment, **(env or {})}, cwd=os.fspath(config.parent), timeout=120) as server:
         proxy = Proxy(server)
         try:

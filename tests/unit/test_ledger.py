@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from homeport.adapter import Adapter
 from homeport.errors import Reason, Rejected
 from homeport.keys import Keyring, Kind, Tenant
 from homeport.ledger import Ledger
@@ -39,7 +40,9 @@ class FakeState:
 class Book:
     """A ledger, and the entries that it wrote by kind and id."""
 
-    def __init__(self, operation=Operation.CREATE, *, selectors=(), settings=SETTINGS, facts=None, **request) -> None:
+    def __init__(
+        self, operation=Operation.CREATE, *, selectors=(), settings=SETTINGS, facts=None, adapter=None, **request
+    ) -> None:
         self.state = FakeState()
         self.ring = Keyring([], namespace="n", route="r")
         self.ledger = Ledger(
@@ -49,6 +52,7 @@ class Book:
             state=self.state,
             keyring=self.ring,
             settings=settings,
+            adapter=adapter or Adapter(),
         )
         self.ledger.facts = facts or {}
 
