@@ -1,0 +1,264 @@
+"""What homeport_litellm decides without a proxy: tenants, steering fields, surfaces, settings, the environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from homeport import Reason, Rejected, Settings, Tenant
+from homeport_litellm.command import HOOK, environment
+from homeport_litellm.registration import tenant_from
+from homeport_litellm.settings import load_settings
+from homeport_litellm.steering import moves_account, steering_field
+from homeport_litellm.surfaces import refers_to_state, resource_in, surface_of
+from homeport_litellm.tenancy import tenant_of
+
+
+class Who:
+    def __init__(self, user=None, team=None, key=None) -> None:
+        self.user_id, self.team_id, self.token = user, team, key
+
+
+def tenant(user=None, team=None, key=None, policy="pair", authenticates=True) -> Tenant:
+    return tenant_of(Who(user, team, key), policy=policy, authenticates=authenticates)
+
+
+# Tenants
+
+
+def test_a_pair_is_a_tenant() -> None:
+    assert tenant("u", "t", "k") == tenant("u", "t", "other key")
+    others = [tenant("u2", "t"), tenant("u", "t2"), tenant("u"), tenant(None, "t"), tenant(None, None, "u")]
+    assert len({tenant("u", "t"), *others}) == 6
+
+
+def test_a_team_only_key_owns_for_its_team_and_a_bare_key_for_itself() -> None:
+    assert tenant(None, "t", "k1") == tenant("", "t", "k2")
+    assert tenant(None, None, "k1") != tenant(None, None, "k2")
+
+
+def test_the_dashboard_is_no_team() -> None:
+    assert tenant("u1", "litellm-dashboard") == tenant("u1", None)
+    assert tenant("u1", "litellm-dashboard") != tenant("u2", "litellm-dashboard")
+    assert tenant(None, "litellm-dashboard", "k") == tenant(None, None, "k")
+
+
+@pytest.mark.parametrize(
+    ("policy", "same"),
+    [("team", Who("u2", "t", "k2")), ("user", Who("u", "t2", "k2")), ("key", Who("u2", "t2", "k"))],
+)
+def test_other_policies(policy, same) -> None:
+    mine = tenant("u", "t", "k", policy=policy)
+    assert mine == tenant_of(same, policy=policy, authenticates=True)
+    assert len({mine, tenant("v", "s", "l", policy=policy)}) == 2
+
+
+@pytest.mark.parametrize("policy", ["pair", "team", "user", "key"])
+def test_where_the_part_is_missing_the_next_one_down_counts(policy) -> None:
+    assert tenant(None, None, "k", policy=policy) == tenant(None, None, "k", policy="key")
+
+
+@pytest.mark.parametrize("policy", ["pair", "team", "user", "key"])
+@pytest.mark.parametrize(
+    ("who", "authenticates"),
+    [
+        (Who(), True),
+        (Who("", " ", ""), True),
+        (Who("u", "t", "k"), False),
+        (Who("litellm_db_down", None, "failed-to-connect-to-db"), True),
+    ],
+)
+def test_nothing_that_stays_is_no_tenant(policy, who, authenticates) -> None:
+    with pytest.raises(Rejected) as rejected:
+        tenant_of(who, policy=policy, authenticates=authenticates)
+    assert rejected.value.rejection.reason is Reason.TENANT_UNSTABLE
+
+
+def test_a_key_only_policy_needs_a_key() -> None:
+    with pytest.raises(Rejected):
+        tenant("u", "t", None, policy="key")
+
+
+def test_a_tenant_is_registered_by_the_same_names() -> None:
+    settings = Settings(tenant_mode="host")
+    assert tenant_from({"team": "t", "user": "u"}, settings) == tenant("u", "t")
+    assert tenant_from({"key": "h"}, settings) == tenant(None, None, "h")
+    for wrong in ({}, {"team": ""}, {"x-tenant": "t"}):
+        with pytest.raises(ValueError, match="team="):
+            tenant_from(wrong, settings)
+
+
+# Fields by which a client could steer around the pin
+
+
+def field(body, refers=True) -> str | None:
+    return steering_field(body, refers=refers, deployment_ids=frozenset({"dep-1"}))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"_litellm_addressed_response_id": "x"},
+        {"_LiteLLM_anything": None},
+        {"extra_body": {"previous_response_id": "x"}},
+        {"extra_body": {"Conversation": "x"}},
+        {"extra_body": {"input": []}},
+        {"extra_body": {"_litellm_x": 1}},
+        {"extra_body": "text"},
+    ],
+)
+def test_what_is_never_a_clients_business(body) -> None:
+    name = next(iter(body))
+    assert field(body, refers=False) == field(body) == name
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": "dep-1"},
+        {"specific_deployment": True},
+        {"_excluded_deployment_ids": ["x"]},
+        {"_retry_skipped_deployment_ids": ["x"]},
+        {"api_key": "x"},
+        {"api_base": "http://x"},
+        {"user_config": {}} | {"user_config": {"model_list": []}},
+        {"extra_headers": {"Authorization": "x"}},
+        {"headers": {"OpenAI-Project": "x"}},
+    ],
+)
+def test_what_steers_is_refused_together_with_stored_state(body) -> None:
+    assert field(body) == next(iter(body))
+    assert field(body, refers=False) is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": "gpt", "input": "x", "previous_response_id": "r"},
+        {"fallbacks": ["other"], "_target_order": 2},
+        {"extra_body": {"service_tier": "flex"}},
+        {"extra_body": None},
+        {"extra_headers": {"x-trace": "1"}},
+        {"specific_deployment": None, "api_key": ""},
+    ],
+)
+def test_what_the_filter_sees_anyway_is_left_alone(body) -> None:
+    assert field(body) is None
+
+
+def test_an_account_of_the_clients_own() -> None:
+    assert moves_account({"base_url": "http://x"}) == "base_url"
+    assert moves_account({"extra_headers": {"Api-Key": "x"}}) == "extra_headers"
+    assert moves_account({"model": "gpt", "extra_headers": None}) is None
+
+
+# Surfaces that cannot be pinned
+
+
+@pytest.mark.parametrize(
+    ("call_type", "surface"),
+    [
+        ("acompletion", "chat"),
+        ("anthropic_messages", "chat"),
+        ("aresponses", "chat"),
+        ("pass_through_endpoint", "passthrough"),
+        ("allm_passthrough_route", "passthrough"),
+        ("aembedding", None),
+        ("call_mcp_tool", None),
+    ],
+)
+def test_which_surface_a_call_is(call_type, surface) -> None:
+    assert surface_of(call_type) == surface
+
+
+@pytest.mark.parametrize(
+    ("surface", "path", "data", "refers"),
+    [
+        ("chat", "/v1/chat/completions", {"messages": []}, False),
+        ("chat", "/v1/chat/completions", {"messages": [], "previous_response_id": "r"}, True),
+        ("chat", "/v1/chat/completions", {"messages": [], "previous_response_id": None}, False),
+        ("chat", "/v1/chat/completions", {"extra_body": {"conversation": "c"}}, True),
+        ("chat", "/v1/chat/completions", {"_litellm_addressed_response_id": "r"}, True),
+        ("chat", "/cursor/chat/completions", {"input": "hi"}, False),
+        ("chat", "/cursor/chat/completions", {"input": [{"type": "item_reference", "id": "i"}]}, True),
+        ("chat", "/cursor/chat/completions", {"input": [{"role": "user", "content": "x"}]}, False),
+        ("passthrough", "/azure/openai/deployments/x/embeddings", {"input": ["text"]}, False),
+        ("passthrough", "/my/own/endpoint", {"previous_response_id": "r"}, True),
+        ("passthrough", "/openai_passthrough/v1/responses/resp_1", {}, True),
+        ("passthrough", "/azure/openai/v1/responses", {"input": "hi"}, False),
+        ("passthrough", "/azure/openai/v1/responses/", {"input": [{"id": "i"}]}, True),
+        ("passthrough", "/vllm/v1/conversations", {}, False),
+        ("passthrough", "/vllm/v1/Conversations/c/items", {}, True),
+        ("passthrough", "/openai_passthrough/v1/responses", {"input": {1: object()}}, True),
+    ],
+)
+def test_what_refers_to_stored_state(surface, path, data, refers) -> None:
+    assert refers_to_state(surface, path, data) is refers
+
+
+def test_a_resource_below_any_prefix() -> None:
+    assert resource_in("/x/V1/Responses;a=b/resp_1")
+    assert not resource_in("/v1/chat/completions")
+
+
+# Settings and the environment
+
+
+@pytest.fixture
+def environ(monkeypatch) -> pytest.MonkeyPatch:
+    monkeypatch.setenv("HOMEPORT_DATABASE_URL", "sqlite+aiosqlite:///x.db")
+    return monkeypatch
+
+
+def test_in_litellm_the_tenant_is_its_identity_unless_settings_say_otherwise(environ) -> None:
+    assert load_settings().tenant_mode == "host"
+    environ.setenv("HOMEPORT_TENANT_MODE", "credential")
+    assert load_settings().tenant_mode == "credential"
+
+
+def test_in_litellm_the_store_has_no_default(monkeypatch) -> None:
+    monkeypatch.delenv("HOMEPORT_DATABASE_URL", raising=False)
+    with pytest.raises(ValueError, match="HOMEPORT_DATABASE_URL is needed"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"LITELLM_ADOPT": "true"}, "HOMEPORT_LITELLM_ADOPT_UNTIL"),
+        ({"LITELLM_ADOPT_UNTIL": "2027-01-01T00:00:00Z"}, "HOMEPORT_LITELLM_ADOPT=true"),
+        ({"LITELLM_ADOPT": "true", "LITELLM_ADOPT_UNTIL": "2027-01-01T00:00:00"}, "time zone"),
+        ({"LITELLM_ADOPT": "true", "LITELLM_ADOPT_UNTIL": "soon"}, "HOMEPORT_LITELLM_ADOPT_UNTIL"),
+        (
+            {"LITELLM_ADOPT": "true", "LITELLM_ADOPT_UNTIL": "2027-01-01T00:00:00Z", "TENANT_MODE": "credential"},
+            "HOMEPORT_TENANT_MODE=host",
+        ),
+        ({"PIN_HEADER": "x-pin"}, "HOMEPORT_PIN_HEADER"),
+        ({"SERVED_BY_HEADER": "x-by"}, "HOMEPORT_SERVED_BY_HEADER"),
+        ({"LITELLM_SURFACES": "chat:maybe"}, "chat:allow"),
+        ({"LITELLM_SURFACES": "chat:allow,chat:refuse"}, "twice"),
+        ({"LITELLM_TENANT": "org"}, "HOMEPORT_LITELLM_TENANT"),
+    ],
+)
+def test_settings_that_do_not_do(environ, changes, problem) -> None:
+    for name, value in changes.items():
+        environ.setenv(f"HOMEPORT_{name}", value)
+    with pytest.raises(ValueError, match=problem):
+        load_settings()
+
+
+def test_a_surface_is_refused_unless_it_is_allowed(environ) -> None:
+    assert load_settings().litellm_allowed == frozenset()
+    environ.setenv("HOMEPORT_LITELLM_SURFACES", "chat:allow,websocket:refuse")
+    assert load_settings().litellm_allowed == {"chat"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, HOOK),
+        ({"LITELLM_WORKER_STARTUP_HOOKS": "a.b:c"}, f"a.b:c,{HOOK}"),
+        ({"LITELLM_WORKER_STARTUP_HOOKS": f"{HOOK}, a.b:c"}, f"{HOOK},a.b:c"),
+    ],
+)
+def test_homeport_is_among_the_start_up_hooks_once(before, after) -> None:
+    assert environment({**before, "PATH": "x"}) == {"PATH": "x", "LITELLM_WORKER_STARTUP_HOOKS": after}
