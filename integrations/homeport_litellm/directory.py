@@ -37,6 +37,7 @@ class _Snapshot:
     held: tuple[object, ...] = field(default=(), repr=False)
     upstreams: Mapping[str, Upstream] = field(default_factory=dict)
     deployments: Mapping[str, Deployment] = field(default_factory=dict, repr=False)
+    passthrough: Upstream | None = None
 
 
 class RouterDirectory:
@@ -70,11 +71,7 @@ class RouterDirectory:
 
     def passthrough(self) -> Upstream | None:
         """The place that LiteLLM's pass-through to OpenAI reaches, under the name of a deployment of that account."""
-        account = self._passthrough()
-        if account is None:
-            return None
-        place = self._keyring.fingerprints(*account.parts)[0]
-        return next((u for u in self.upstreams().values() if u.is_home_of(place)), None)
+        return self._current().passthrough
 
     def at_home(self, pin: Upstream) -> Sequence[Deployment]:
         """The deployments that share the state of ``pin``, that one itself first."""
@@ -85,6 +82,14 @@ class RouterDirectory:
     def provider(self, deployment: Deployment) -> str:
         """LiteLLM's name of the provider of ``deployment``."""
         return provider_of(deployment["litellm_params"])
+
+    def of_call(self, call: Mapping[str, Any]) -> Upstream | None:
+        """The upstream that a call with these keywords goes to, of its deployment or, without one, of its account."""
+        name = (call.get("model_info") or {}).get("id")
+        if name is not None:
+            return self.get(name)
+        place = self._keyring.fingerprints(*account_of(call).parts)[0]
+        return next((u for u in self.upstreams().values() if u.is_home_of(place)), None)
 
     def uses_account_of(self, upstream: Upstream, call: Mapping[str, Any]) -> bool:
         """Whether a call with these keywords goes where the configuration of ``upstream`` says.
@@ -101,9 +106,9 @@ class RouterDirectory:
         listed: Sequence[Deployment] = tuple(router.model_list or ()) if router is not None else ()
         history = self._history()
         credentials = tuple(litellm.credential_list)
-        seen = (history, self._passthrough(), *map(id, credentials), *((id(d), _blocked(d)) for d in listed))
+        seen = (history, id(router), *map(id, credentials), *((id(d), _blocked(d)) for d in listed))
         if seen != self._snapshot.seen or not self._snapshot.upstreams:
-            self._snapshot = self._made(seen, (*listed, *credentials), listed, history)
+            self._snapshot = self._made(seen, (router, *listed, *credentials), listed, history)
         return self._snapshot
 
     def _made(
@@ -127,13 +132,19 @@ class RouterDirectory:
                 "refused after their API key or address is changed",
                 unlabelled,
             )
-        account = self._passthrough()
-        if account is not None:
-            place, *former = self._keyring.fingerprints(*account.parts)
-            if not any(u.is_home_of(place) for u in upstreams.values()):
-                upstreams[PASSTHROUGH] = Upstream(PASSTHROUGH, place, former=tuple(former))
+        passthrough = self._of_passthrough(upstreams)
+        if passthrough is not None:
+            upstreams.setdefault(passthrough.name, passthrough)
         upstreams[POLLING.name] = POLLING
-        return _Snapshot(seen, held, MappingProxyType(upstreams), MappingProxyType(deployments))
+        return _Snapshot(seen, held, MappingProxyType(upstreams), MappingProxyType(deployments), passthrough)
+
+    def _of_passthrough(self, upstreams: Mapping[str, Upstream]) -> Upstream | None:
+        account = self._passthrough()
+        if account is None:
+            return None
+        place, *former = self._keyring.fingerprints(*account.parts)
+        same = next((u for u in upstreams.values() if u.is_home_of(place)), None)
+        return same or Upstream(PASSTHROUGH, place, former=tuple(former))
 
     def _upstream(self, name: str, deployment: Deployment, *, history: bool) -> tuple[Upstream, bool]:
         params, info = deployment["litellm_params"], deployment.get("model_info") or {}

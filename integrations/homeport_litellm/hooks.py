@@ -30,6 +30,18 @@ RESPONSES_CALLS = {
 }
 """LiteLLM's names of Responses calls, and the field of each that names a response."""
 
+_CONTAINER_CALLS = frozenset(
+    {
+        "acreate_container",
+        "aretrieve_container",
+        "adelete_container",
+        "aupload_container_file",
+        "alist_container_files",
+        "aretrieve_container_file",
+        "adelete_container_file",
+        "aretrieve_container_file_content",
+    }
+)
 _BODY_CALLS = ("aresponses", "acompact_responses")
 
 
@@ -39,6 +51,7 @@ class HomeportHooks(CustomLogger):
     def __init__(self, settings: Settings, directory: RouterDirectory) -> None:
         super().__init__()
         self._settings = settings
+        self._enforce = settings.mode == "enforce"
         self._directory = directory
 
     # After LiteLLM's authentication, before anything else: whose request is it, and where must it go?
@@ -71,7 +84,7 @@ class HomeportHooks(CustomLogger):
         surface = surfaces.surface_of(call_type)
         if surface is None or surface in self._settings.litellm_allowed:
             return
-        if self._settings.mode == "enforce" and surfaces.refers_to_state(surface, call.path, data):
+        if self._enforce and surfaces.refers_to_state(surface, call.path, data):
             call.rejection = surfaces.refusal()
             raise Rejected(call.rejection)
 
@@ -179,7 +192,7 @@ class HomeportHooks(CustomLogger):
             return healthy
         home = self._of(pin, allowed(proxy.router(), model, request))
         if not home:
-            raise NotServed(reject(Reason.UPSTREAM_NOT_CONFIGURED), model)
+            return self._unless_enforced(healthy_deployments, Reason.UPSTREAM_NOT_CONFIGURED, model)
         left = await restored(
             litellm.callbacks,
             self,
@@ -189,9 +202,12 @@ class HomeportHooks(CustomLogger):
             request=request,
             span=parent_otel_span,
         )
-        if not left:
-            raise NotServed(reject(Reason.UPSTREAM_UNAVAILABLE), model)
-        return left
+        return left or self._unless_enforced(healthy_deployments, Reason.UPSTREAM_UNAVAILABLE, model)
+
+    def _unless_enforced(self, healthy: list[Any], reason: Reason, model: str) -> list[Any]:
+        if self._enforce:
+            raise NotServed(reject(reason), model)
+        return healthy
 
     def _of(self, pin: Upstream, deployments: Any) -> list[Deployment]:
         found = []
@@ -203,7 +219,10 @@ class HomeportHooks(CustomLogger):
 
     async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any] | None:
         call, exchange = current_call.get(), current_exchange()
-        if call is None or exchange is None or getattr(call_type, "value", call_type) not in RESPONSES_CALLS:
+        name = getattr(call_type, "value", call_type)
+        if call is not None and exchange is not None and name in _CONTAINER_CALLS:
+            exchange.served_by(self._directory.of_call(kwargs))
+        if call is None or exchange is None or name not in RESPONSES_CALLS:
             return None
         served = self._directory.get((kwargs.get("model_info") or {}).get("id"))
         if (
@@ -212,7 +231,7 @@ class HomeportHooks(CustomLogger):
             and not self._directory.uses_account_of(served, kwargs)
         ):
             served = None  # the client's own account: nobody else could be sent back to it
-        if _is_turn(call, kwargs):
+        if self._enforce and _is_turn(call, kwargs):
             pin = exchange.pin
             if pin is not None and (served is None or served.fingerprint != pin.fingerprint):
                 raise NotServed(reject(Reason.PIN_VIOLATED), str(kwargs.get("model")))

@@ -60,7 +60,7 @@ async def install() -> None:
         return
     await gate.open()
     _closers.add(asyncio.create_task(_close_with(asyncio.current_task(), gate), name="homeport"))
-    _logger.warning("homeport is mounted in this LiteLLM proxy")
+    _logger.info("homeport is mounted in this LiteLLM proxy")
 
 
 _closers: set[asyncio.Task[None]] = set()
