@@ -44,8 +44,10 @@ def canonical(kind: Kind, opaque_id: str) -> str:
 def deployment_of(opaque_id: str) -> str | None:
     """The deployment that a response or container id says it came from. Anybody can forge that."""
     if opaque_id.startswith("cntr_"):
-        return ResponsesAPIRequestUtils.decode_container_id(opaque_id)["model_id"] or None
-    return ResponsesAPIRequestUtils.get_model_id_from_response_id(decrypted_response_id(opaque_id))
+        found = ResponsesAPIRequestUtils.decode_container_id(opaque_id)["model_id"]
+    else:
+        found = ResponsesAPIRequestUtils.get_model_id_from_response_id(decrypted_response_id(opaque_id))
+    return None if found in (None, "", "None") else found  # without a deployment LiteLLM writes its None out
 
 
 def is_polling(opaque_id: str) -> bool:

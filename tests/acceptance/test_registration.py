@@ -94,7 +94,7 @@ def test_the_deployment_of_a_litellm_configuration(sqlite_url, upstream, tmp_pat
         {
             "model_name": "gpt",
             "litellm_params": {**params, "api_base": f"{u}/v1"},
-            "model_info": {"homeport_upstream": l},
+            "model_info": {"homeport_upstream": label},
         }
         for u, label in ((a, "one"), (b, "two"))
     ]

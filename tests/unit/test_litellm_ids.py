@@ -80,6 +80,11 @@ def test_only_response_and_container_ids_are_opened() -> None:
     assert ids.deployment_of(container) == "dep-a"
 
 
+def test_an_id_without_a_deployment_names_none() -> None:
+    assert ids.deployment_of(encoded(RAW, "None")) is None
+    assert ids.deployment_of(encrypted(encoded(RAW, ""))) is None
+
+
 def test_an_id_that_was_tampered_with_is_another_one() -> None:
     whole = encrypted(encoded(RAW))
     broken = whole[:-8] + ("A" if whole[-8] != "A" else "B") + whole[-7:]
