@@ -25,6 +25,7 @@ from homeport import Keyring, Kind, Operation, Upstream
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # LiteLLM's own
 
+
 @pytest.fixture(autouse=True)
 def salt(monkeypatch) -> pytest.MonkeyPatch:
     monkeypatch.setenv("LITELLM_SALT_KEY", "sk-salt-of-tests")

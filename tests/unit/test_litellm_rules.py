@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from homeport import Reason, Rejected, Settings, Tenant
+from homeport.settings_checks import SURFACES
+from homeport_litellm import steering
 from homeport_litellm.command import HOOK, environment
 from homeport_litellm.registration import tenant_from
 from homeport_litellm.settings import load_settings
@@ -262,3 +267,28 @@ def test_a_surface_is_refused_unless_it_is_allowed(environ) -> None:
 )
 def test_homeport_is_among_the_start_up_hooks_once(before, after) -> None:
     assert environment({**before, "PATH": "x"}) == {"PATH": "x", "LITELLM_WORKER_STARTUP_HOOKS": after}
+
+
+# The README of the integration
+
+
+README = (Path(__file__).resolve().parents[2] / "integrations/homeport_litellm/README.md").read_text()
+
+
+def test_the_readme_names_every_surface_policy_and_steering_field() -> None:
+    for name in (*SURFACES, *Settings.model_fields["litellm_tenant"].annotation.__args__, *steering._ROUTING):
+        assert f"`{name}`" in README or f"{name}:allow" in README, name
+    for name in ("_litellm…", "extra_body", "api_key", "api_base", "extra_headers", "previous_response_id"):
+        assert name in README
+
+
+def test_the_readme_names_the_settings_of_the_integration() -> None:
+    for name in Settings.model_fields:
+        if name.startswith("litellm_"):
+            assert f"HOMEPORT_{name.upper()}" in README
+
+
+def test_the_readme_names_the_oldest_litellm() -> None:
+    source = (Path(steering.__file__).parent / "selftest.py").read_text()
+    [(major, minor)] = re.findall(r"OLDEST = \((\d+), (\d+)\)", source)
+    assert f"{major}.{minor} or newer" in README
