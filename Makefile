@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo demo-litellm test lint bench clean
 
 help:
 	@echo "make demo   the main job on two replicas and two upstreams, without and with homeport"
+	@echo "make demo-litellm   the same with two stock LiteLLM proxies, LiteLLM alone beside LiteLLM with homeport"
 	@echo "make test   lint, types, architecture and all tests"
 	@echo "make lint   ruff, mypy, import-linter"
 	@echo "make bench  costs as ratios against the bare app"
@@ -21,6 +22,9 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP)
 	$(BIN)/homeport demo
+
+demo-litellm: $(STAMP)
+	$(BIN)/python -m homeport_litellm.demo $(DEMO_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from homeport import Rejection, Upstream
+from homeport import Rejection
 
 __all__ = ["Call", "current_call"]
 
@@ -15,15 +15,15 @@ class Call:
     """One request; ``path`` is decoded. LiteLLM's internal calls run in its context too.
 
     ``turn`` is LiteLLM's id of the call that the request itself is. ``owner_error`` is what the pinned upstream
-    answered, for fallbacks that must not hide it. ``rejection`` is what a request outside of the gate is answered with.
+    answered, for fallbacks that must not hide it. ``own_account``: the client brings credentials or an address. ``rejection`` is what a request outside of the gate is answered with.
     """
 
     method: str
     path: str
     turn: str | None = None
+    own_account: bool = False
     owner_error: Exception | None = field(default=None, repr=False)
     rejection: Rejection | None = None
-    reports: list[Upstream | None] = field(default_factory=list)
 
 
 current_call: ContextVar[Call | None] = ContextVar("homeport_litellm_call", default=None)

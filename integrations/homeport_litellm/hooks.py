@@ -71,7 +71,7 @@ class HomeportHooks(CustomLogger):
                 self._pass_through(exchange)
             elif call_type in RESPONSES_CALLS:
                 call.turn = data.get("litellm_call_id")
-                self._check_body(exchange, data, call_type)
+                self._check_body(call, exchange, data, call_type)
                 await self._admit(exchange, user_api_key_dict)
                 self._apply_pin(exchange, data, call_type, team=user_api_key_dict.team_id)
             else:
@@ -80,11 +80,12 @@ class HomeportHooks(CustomLogger):
             _raise_quietly(rejected.rejection)
         return data
 
-    def _check_surface(self, call: Call, data: Mapping[str, Any], call_type: str) -> None:
+    def _check_surface(self, call: Call, body: Mapping[str, Any], call_type: str) -> None:
+        """Refuse a reference where nobody can be pinned; some of LiteLLM's routes get here before, some only late."""
         surface = surfaces.surface_of(call_type)
-        if surface is None or surface in self._settings.litellm_allowed:
+        if not self._enforce or surface in self._settings.litellm_allowed:
             return
-        if self._enforce and surfaces.refers_to_state(surface, call.path, data):
+        if surfaces.refers_to_state(call_type, body):
             call.rejection = surfaces.refusal()
             raise Rejected(call.rejection)
 
@@ -115,9 +116,11 @@ class HomeportHooks(CustomLogger):
             return None
         return self._directory.get(ids.deployment_of(selector.id))
 
-    def _check_body(self, exchange: Exchange, data: Mapping[str, Any], call_type: str) -> None:
+    def _check_body(self, call: Call, exchange: Exchange, data: Mapping[str, Any], call_type: str) -> None:
         """Refuse what steers around the pin, and a body that LiteLLM reads as something else than the gate."""
-        body = (data.get("proxy_server_request") or {}).get("body") or data
+        # LiteLLM's copy of the body lacks credentials, and what it calls with has fields of its own.
+        body = {**{k: v for k, v in data.items() if not k.startswith("_")}, **_client_fields(data)}
+        call.own_account = moves_account(body) is not None
         known = frozenset(self._directory.upstreams())
         field = steering_field(body, refers=bool(exchange.selectors), deployment_ids=known)
         if field is not None:
@@ -219,17 +222,21 @@ class HomeportHooks(CustomLogger):
 
     async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any] | None:
         call, exchange = current_call.get(), current_exchange()
-        name = getattr(call_type, "value", call_type)
-        if call is not None and exchange is not None and name in _CONTAINER_CALLS:
+        name = str(getattr(call_type, "value", call_type))
+        if call is None:
+            return None
+        if exchange is None:
+            try:
+                self._check_surface(call, _client_fields(kwargs) or kwargs, name)
+            except Rejected as rejected:
+                raise NotServed(rejected.rejection, str(kwargs.get("model"))) from None
+            return None
+        if name in _CONTAINER_CALLS:
             exchange.served_by(self._directory.of_call(kwargs))
-        if call is None or exchange is None or name not in RESPONSES_CALLS:
+        if name not in RESPONSES_CALLS:
             return None
         served = self._directory.get((kwargs.get("model_info") or {}).get("id"))
-        if (
-            served is not None
-            and moves_account(_client_fields(kwargs))
-            and not self._directory.uses_account_of(served, kwargs)
-        ):
+        if served is not None and call.own_account and not self._directory.uses_account_of(served, kwargs):
             served = None  # the client's own account: nobody else could be sent back to it
         if self._enforce and _is_turn(call, kwargs):
             pin = exchange.pin

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from homeport import Exchange, Reason, Rejected, Rejection, Settings, current_exchange, reject
+from homeport import (
+    ClientGone,
+    ContinuationMiddleware,
+    Exchange,
+    Intake,
+    Operation,
+    Reason,
+    Rejected,
+    Rejection,
+    Settings,
+    current_exchange,
+    reject,
+)
 from homeport_litellm import ids, proxy
 from homeport_litellm.calls import Call, current_call
-from homeport_litellm.surfaces import resource_in
+from homeport_litellm.surfaces import PathKind, path_kind, refusal
 from homeport_litellm.tenancy import tenant_of
 
 __all__ = ["AnswerWatch", "CallLayer"]
@@ -19,7 +31,7 @@ class CallLayer:
     ``gate`` is the middleware, ``app`` what it stands in front of.
     """
 
-    def __init__(self, gate: ASGIApp, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, gate: ContinuationMiddleware, app: ASGIApp, settings: Settings) -> None:
         self.gate = gate
         self._app = app
         self._settings = settings
@@ -36,35 +48,56 @@ class CallLayer:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = Call(scope["method"], scope["path"])
         token = current_call.set(call)
-        answered = False
+        told: bool | None = None  # by LiteLLM, by us, or not yet
 
         async def answer(message: Message) -> None:
-            nonlocal answered
-            if call.rejection is None or message["type"] not in ("http.response.start", "http.response.body"):
+            nonlocal told
+            if told is None:
+                told = call.rejection is None
+                if call.rejection is not None:
+                    await _send(call.rejection, scope, self._settings, send)
+            if told:
                 await send(message)
-            elif not answered:
-                answered = True
-                await _send(call.rejection, scope, self._settings, send)
 
         try:
-            if self._names_polling_job(call):
-                text = "This gateway cannot tell whose polled response it is before it is cancelled or deleted."
-                await _send(reject(Reason.UNSUPPORTED_OPERATION, message=text), scope, self._settings, send)
-            else:
-                await self.gate(scope, receive, answer)
+            receive = await self._checked(call, scope, receive)
+            await self.gate(scope, receive, answer)
+        except ClientGone:
+            return
+        except _Refused as refused:
+            await _send(refused.rejection, scope, self._settings, send)
         finally:
             current_call.reset(token)
 
-    def _names_polling_job(self, call: Call) -> bool:
-        # LiteLLM acts on them without asking any hook; reading is checked before the answer goes out.
-        if self._settings.mode != "enforce" or call.method in ("GET", "HEAD", "OPTIONS"):
-            return False
-        return any(ids.is_polling(segment) for segment in call.path.split("/"))
+    async def _checked(self, call: Call, scope: Scope, receive: Receive) -> Receive:
+        """What LiteLLM may read of the request. Raises :class:`_Refused` for what no hook of LiteLLM's would see."""
+        if self._settings.mode != "enforce":
+            return receive
+        reads = call.method in ("GET", "HEAD", "OPTIONS")
+        if not reads and any(ids.is_polling(segment) for segment in call.path.split("/")):
+            # Reading is checked before the answer goes out.
+            text = "This gateway cannot tell whose polled response it is before it is cancelled or deleted."
+            raise _Refused(reject(Reason.UNSUPPORTED_OPERATION, message=text))
+        kind = path_kind(call.path)
+        if kind is PathKind.NOTHING or "passthrough" in self._settings.litellm_allowed or self.gate.gates(scope):
+            return receive
+        if call.method == "OPTIONS":
+            return receive
+        if kind is PathKind.STATE or call.method != "POST":
+            raise _Refused(refusal())
+        intake = Intake(scope, receive, self._settings)
+        try:
+            found = await intake.inspect(Operation.CREATE, await intake.read_body())
+        except Rejected as rejected:
+            raise _Refused(rejected.rejection) from None
+        if found.selectors:
+            raise _Refused(refusal())
+        return intake.receive
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         if "websocket" in self._settings.litellm_allowed or self._settings.mode == "observe":
             await self._app(scope, receive, send)
-        elif resource_in(scope["path"]):
+        elif path_kind(scope["path"]) is not PathKind.NOTHING:
             # Below any prefix, and with the gate's own answer.
             await self.gate(
                 {**scope, "path": "/v1/responses", "raw_path": b"/v1/responses", "root_path": ""}, receive, send
@@ -110,6 +143,14 @@ class AnswerWatch:
             await exchange.admit(tenant)
         except Rejected as rejected:
             _stand(exchange, rejected.rejection)
+
+
+class _Refused(Exception):
+    """Ends a request in :class:`CallLayer`; what the app raises is never taken for it."""
+
+    def __init__(self, rejection: Rejection) -> None:
+        super().__init__(rejection.reason.value)
+        self.rejection = rejection
 
 
 def _stand(exchange: Exchange, rejection: Rejection) -> None:

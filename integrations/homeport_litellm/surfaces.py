@@ -1,63 +1,97 @@
-"""Ways into LiteLLM on which it takes references to stored state, but nobody can pin them (README.md has the table)."""
+"""Ways into LiteLLM on which it takes references to stored state, but nobody can pin them (README.md has the table).
+
+Some of them ask a hook before they call an upstream, some do not, and pass-through takes any path. So there are three
+looks: at the path as it comes in, in the hook before a call, and in the one before each deployment.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from enum import Enum
+from urllib.parse import unquote
 
 from homeport import Operation, Reason, Rejected, Rejection, inspect_body, reject
 
-__all__ = ["refers_to_state", "refusal", "resource_in", "surface_of"]
+__all__ = ["PathKind", "refers_to_state", "refusal", "path_kind", "surface_of"]
 
-_SURFACES = {
-    **dict.fromkeys(
-        ("acompletion", "completion", "atext_completion", "text_completion", "anthropic_messages"),
-        "chat",
-    ),
-    **dict.fromkeys(("aresponses", "acompact_responses"), "chat"),  # outside of the gated paths: /cursor
-    **dict.fromkeys(("pass_through_endpoint", "allm_passthrough_route"), "passthrough"),
-}
+_ITEMS = frozenset(
+    {
+        "acompletion",
+        "completion",
+        "atext_completion",
+        "text_completion",
+        "anthropic_messages",
+        "aresponses",  # outside of the gated paths: /cursor, Google's interactions
+        "responses",
+        "acompact_responses",
+        "acreate_interaction",
+        "create_interaction",
+    }
+)
+"""Calls whose ``input`` is one of the Responses API; an embedding's is not."""
+
+_PASS_THROUGH = frozenset({"pass_through_endpoint", "allm_passthrough_route", "llm_passthrough_route"})
 _RESOURCES = frozenset({"responses", "conversations", "containers"})
+_WITHOUT_ID = frozenset({"compact", "input_tokens"})
 _SELECTORS = ("previous_response_id", "conversation", "_litellm_addressed_response_id")
+_DECODINGS = 4  # LiteLLM decodes a path and hands it on, and who gets it may decode it again
 _TEXT = (
     "This gateway cannot send the request to the upstream that holds the state it refers to. Use the Responses API "
     "(POST /v1/responses), or send the request without the reference."
 )
 
 
-def surface_of(call_type: str) -> str | None:
-    """The surface that a call of LiteLLM's belongs to; None for one that takes no references."""
-    return _SURFACES.get(call_type)
+class PathKind(Enum):
+    """What a path names, below any prefix and under every decoding."""
+
+    NOTHING = "nothing"
+    COLLECTION = "collection"
+    STATE = "state"
 
 
-def resource_in(path: str) -> bool:
-    """Whether a path names a response, conversation or container below any prefix."""
-    segments = [s.partition(";")[0].casefold() for s in path.split("/") if s]
-    return any(s in _RESOURCES for s in segments)
+def path_kind(path: str) -> PathKind:
+    """What ``path`` names: nothing that is ours, all responses (conversations, containers), or something below them."""
+    kind = PathKind.NOTHING
+    for _ in range(_DECODINGS):
+        segments = [s.partition(";")[0].casefold() for s in path.replace("\\", "/").split("/")]
+        segments = [s for s in segments if s not in ("", ".")]
+        for index, segment in enumerate(segments):
+            if segment in _RESOURCES:
+                rest = segments[index + 1 :]
+                if rest and not (len(rest) == 1 and rest[0] in _WITHOUT_ID):
+                    return PathKind.STATE
+                kind = PathKind.COLLECTION
+        decoded = unquote(path)
+        if decoded == path:
+            break
+        path = decoded
+    return kind
 
 
-def refers_to_state(surface: str, path: str, data: Mapping[str, object]) -> bool:
-    """Whether a request that LiteLLM has parsed to ``data`` refers to stored state, as far as can be told."""
-    extra = data.get("extra_body")
-    for body in (data, extra if isinstance(extra, Mapping) else {}):
-        if any(body.get(name) for name in _SELECTORS):
+def surface_of(call_type: str) -> str:
+    """The surface, as in ``HOMEPORT_LITELLM_SURFACES``, that a call of LiteLLM's outside of the gate belongs to."""
+    return "passthrough" if call_type in _PASS_THROUGH else "chat"
+
+
+def refers_to_state(call_type: str, body: Mapping[str, object]) -> bool:
+    """Whether a body that LiteLLM has parsed refers to stored state, as far as this call would take it."""
+    extra = body.get("extra_body")
+    for fields in (body, extra if isinstance(extra, Mapping) else {}):
+        if any(fields.get(name) for name in _SELECTORS):
             return True
-    if "input" in data and surface == "chat":
-        return _inspected(data)
-    if surface != "passthrough" or not resource_in(path):
-        return False
-    segments = [s for s in path.split("/") if s]
-    return segments[-1].casefold() not in _RESOURCES or _inspected(data)
+        if call_type in _ITEMS and fields.get("input") and _inspected(fields):
+            return True
+    return False
 
 
 def refusal() -> Rejection:
     return reject(Reason.UNSUPPORTED_OPERATION, message=_TEXT)
 
 
-def _inspected(data: Mapping[str, object]) -> bool:
-    body = {k: data[k] for k in ("input", "items", "tools") if data.get(k) is not None}
+def _inspected(fields: Mapping[str, object]) -> bool:
     try:
-        found = inspect_body(Operation.CREATE, json.dumps(body).encode(), max_selectors=1 << 16)
+        body = json.dumps({"input": fields["input"]}).encode()
+        return bool(inspect_body(Operation.CREATE, body, max_selectors=1).selectors)
     except (Rejected, TypeError, ValueError):
         return True  # what cannot be inspected is not forwarded
-    return bool(found.selectors)

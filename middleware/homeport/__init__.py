@@ -3,6 +3,7 @@
 from homeport.adapter import Adapter
 from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, missing_state, reject
 from homeport.exchange import Adopt, Exchange, Port, current_exchange
+from homeport.intake import ClientGone, Intake
 from homeport.keys import Keyring, Kind, Tenant
 from homeport.middleware import ContinuationMiddleware
 from homeport.operations import Operation
@@ -17,8 +18,10 @@ __all__ = [
     "OUTCOME_HEADER",
     "Adapter",
     "Adopt",
+    "ClientGone",
     "ContinuationMiddleware",
     "Exchange",
+    "Intake",
     "Keyring",
     "Kind",
     "Operation",

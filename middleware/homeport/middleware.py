@@ -10,7 +10,7 @@ from homeport.adapter import Adapter
 from homeport.decisions import MissPolicy
 from homeport.errors import Reason, Rejected, reject
 from homeport.keys import Keyring
-from homeport.operations import OperationMatcher
+from homeport.operations import Match, OperationMatcher
 from homeport.responder import Responder, Runtime
 from homeport.settings import Settings
 from homeport.state import State
@@ -69,6 +69,17 @@ class ContinuationMiddleware:
             ),
         )
 
+    def gates(self, scope: Scope) -> bool:
+        """Whether an HTTP scope is one of the operations that are inspected here, or a path that is refused."""
+        try:
+            return self._match(scope) is not None
+        except Rejected:
+            return True
+
+    def _match(self, scope: Scope) -> Match | None:
+        path, root = scope["path"], scope.get("root_path", "")
+        return self._matcher.match(scope["method"], path, scope.get("raw_path"), root)
+
     async def open(self) -> None:
         """Open the store, for a host that mounts this when its lifespan has begun already; idempotent.
 
@@ -96,9 +107,7 @@ class ContinuationMiddleware:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            match = self._matcher.match(
-                scope["method"], scope["path"], scope.get("raw_path"), scope.get("root_path", "")
-            )
+            match = self._match(scope)
         except Rejected as rejected:
             if self._settings.mode == "observe":
                 await self.app(scope, receive, send)

@@ -14,7 +14,7 @@ from homeport_litellm.command import HOOK, environment
 from homeport_litellm.registration import tenant_from
 from homeport_litellm.settings import load_settings
 from homeport_litellm.steering import moves_account, steering_field
-from homeport_litellm.surfaces import refers_to_state, resource_in, surface_of
+from homeport_litellm.surfaces import PathKind, path_kind, refers_to_state, surface_of
 from homeport_litellm.tenancy import tenant_of
 
 
@@ -159,50 +159,53 @@ def test_an_account_of_the_clients_own() -> None:
 # Surfaces that cannot be pinned
 
 
-@pytest.mark.parametrize(
-    ("call_type", "surface"),
-    [
-        ("acompletion", "chat"),
-        ("anthropic_messages", "chat"),
-        ("aresponses", "chat"),
-        ("pass_through_endpoint", "passthrough"),
-        ("allm_passthrough_route", "passthrough"),
-        ("aembedding", None),
-        ("call_mcp_tool", None),
-    ],
-)
-def test_which_surface_a_call_is(call_type, surface) -> None:
-    assert surface_of(call_type) == surface
+def test_which_surface_a_call_is() -> None:
+    assert [surface_of(c) for c in ("pass_through_endpoint", "allm_passthrough_route")] == ["passthrough"] * 2
+    assert [surface_of(c) for c in ("acompletion", "aresponses", "acreate_interaction", "x")] == ["chat"] * 4
 
 
 @pytest.mark.parametrize(
-    ("surface", "path", "data", "refers"),
+    ("call_type", "data", "refers"),
     [
-        ("chat", "/v1/chat/completions", {"messages": []}, False),
-        ("chat", "/v1/chat/completions", {"messages": [], "previous_response_id": "r"}, True),
-        ("chat", "/v1/chat/completions", {"messages": [], "previous_response_id": None}, False),
-        ("chat", "/v1/chat/completions", {"extra_body": {"conversation": "c"}}, True),
-        ("chat", "/v1/chat/completions", {"_litellm_addressed_response_id": "r"}, True),
-        ("chat", "/cursor/chat/completions", {"input": "hi"}, False),
-        ("chat", "/cursor/chat/completions", {"input": [{"type": "item_reference", "id": "i"}]}, True),
-        ("chat", "/cursor/chat/completions", {"input": [{"role": "user", "content": "x"}]}, False),
-        ("passthrough", "/azure/openai/deployments/x/embeddings", {"input": ["text"]}, False),
-        ("passthrough", "/my/own/endpoint", {"previous_response_id": "r"}, True),
-        ("passthrough", "/openai_passthrough/v1/responses/resp_1", {}, True),
-        ("passthrough", "/azure/openai/v1/responses", {"input": "hi"}, False),
-        ("passthrough", "/azure/openai/v1/responses/", {"input": [{"id": "i"}]}, True),
-        ("passthrough", "/vllm/v1/conversations", {}, False),
-        ("passthrough", "/vllm/v1/Conversations/c/items", {}, True),
-        ("passthrough", "/openai_passthrough/v1/responses", {"input": {1: object()}}, True),
+        ("acompletion", {"messages": []}, False),
+        ("acompletion", {"messages": [], "previous_response_id": "r"}, True),
+        ("acompletion", {"messages": [], "previous_response_id": None}, False),
+        ("acompletion", {"extra_body": {"conversation": "c"}}, True),
+        ("acompletion", {"extra_body": {"input": [{"id": "i"}]}}, True),
+        ("acompletion", {"_litellm_addressed_response_id": "r"}, True),
+        ("aresponses", {"input": "hi"}, False),
+        ("aresponses", {"input": [{"type": "item_reference", "id": "i"}]}, True),
+        ("aresponses", {"input": [{"role": "user", "content": "x"}]}, False),
+        ("aresponses", {"input": {1: object()}}, True),
+        ("acreate_interaction", {"input": [{"id": "i"}]}, True),
+        ("aembedding", {"input": ["text"]}, False),
+        ("aembedding", {"input": [[1, 2]]}, False),
+        ("pass_through_endpoint", {"previous_response_id": "r"}, True),
     ],
 )
-def test_what_refers_to_stored_state(surface, path, data, refers) -> None:
-    assert refers_to_state(surface, path, data) is refers
+def test_what_refers_to_stored_state(call_type, data, refers) -> None:
+    assert refers_to_state(call_type, data) is refers
 
 
-def test_a_resource_below_any_prefix() -> None:
-    assert resource_in("/x/V1/Responses;a=b/resp_1")
-    assert not resource_in("/v1/chat/completions")
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/v1/chat/completions", PathKind.NOTHING),
+        ("/v1/models/responses-model", PathKind.NOTHING),
+        ("/azure/responses", PathKind.COLLECTION),
+        ("/azure/openai/v1/responses/", PathKind.COLLECTION),
+        ("/vllm/v1/responses/compact", PathKind.COLLECTION),
+        ("/x/V1/Responses;a=b/resp_1", PathKind.STATE),
+        ("/azure/containers/c/files", PathKind.STATE),
+        ("/own/v1%2Fconversations%2Fconv_1", PathKind.STATE),
+        ("/own/v1%252Fresponses%252Fresp_1", PathKind.STATE),
+        ("/own/v1%25252Fresponses", PathKind.COLLECTION),
+        ("/own/.//responses/./resp_1", PathKind.STATE),
+        ("/own\\responses\\resp_1", PathKind.STATE),
+    ],
+)
+def test_what_a_path_names_under_every_decoding(path, kind) -> None:
+    assert path_kind(path) is kind
 
 
 # Settings and the environment
