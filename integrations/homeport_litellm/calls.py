@@ -14,9 +14,9 @@ __all__ = ["Call", "current_call"]
 class Call:
     """One request; ``path`` is decoded. LiteLLM's internal calls run in its context too.
 
-    ``turn`` is LiteLLM's id of the call that the request itself is. ``own_account``: the client brings credentials or an
-    address. ``owner_error`` is what the pinned upstream answered, for fallbacks that must not hide it. ``rejection`` is
-    what a request outside of the gate is answered with.
+    ``turn`` is LiteLLM's id of the call that the request itself is. ``own_account``: the client brings credentials or
+    an address. ``owner_error`` is what the pinned upstream answered, after ``owner_hop`` fallbacks: later ones must not
+    hide it. ``rejection`` is what a request outside of the gate is answered with.
     """
 
     method: str
@@ -24,6 +24,7 @@ class Call:
     turn: str | None = None
     own_account: bool = False
     owner_error: Exception | None = field(default=None, repr=False)
+    owner_hop: int = 0
     rejection: Rejection | None = None
 
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import litellm
 from fastapi import HTTPException
 from litellm.integrations.custom_logger import CustomLogger
+from litellm.litellm_core_utils.llm_response_utils.get_headers import get_response_headers
 
 from homeport import Exchange, Kind, Reason, Rejected, Rejection, Selector, Settings, Upstream, current_exchange, reject
 from homeport_litellm import ids, proxy, surfaces
@@ -187,8 +188,8 @@ class HomeportHooks(CustomLogger):
         call, exchange, request = current_call.get(), current_exchange(), request_kwargs or {}
         if call is None or exchange is None or exchange.pin is None or not _is_turn(call, request):
             return healthy_deployments
-        if call.owner_error is not None:
-            raise call.owner_error
+        if call.owner_error is not None and _hop(request) != call.owner_hop:
+            raise call.owner_error  # a fallback; a retry of the same hop is for the owner again
         pin = exchange.pin
         healthy = self._of(pin, healthy_deployments)
         if healthy:
@@ -264,7 +265,7 @@ class HomeportHooks(CustomLogger):
             return
         served = self._directory.get((request_data.get("model_info") or {}).get("id"))
         if served is not None and served.fingerprint == exchange.pin.fingerprint and _is_turn(call, request_data):
-            call.owner_error = exception
+            call.owner_error, call.owner_hop = exception, _hop(request_data)
 
     # When LiteLLM has failed
 
@@ -275,8 +276,10 @@ class HomeportHooks(CustomLogger):
         user_api_key_dict: Any,
         traceback_str: str | None = None,
     ) -> HTTPException | None:
-        exchange = current_exchange()
+        call, exchange = current_call.get(), current_exchange()
         if exchange is not None and isinstance(original_exception, NotServed):
+            if call is not None and call.owner_error is not None:
+                return _spoken_by(call.owner_error)
             try:
                 exchange.refuse(original_exception.rejection)
             except Rejected as rejected:
@@ -289,6 +292,25 @@ def _is_turn(call: Call, kwargs: Mapping[str, Any]) -> bool:
     if call.turn is not None and kwargs.get("litellm_call_id") == call.turn:
         return True
     return bool(kwargs.get("previous_response_id"))
+
+
+def _hop(kwargs: Mapping[str, Any]) -> int:
+    """How many fallbacks there were before this call."""
+    depth = kwargs.get("fallback_depth")
+    return depth if isinstance(depth, int) else 0
+
+
+def _spoken_by(error: Exception) -> HTTPException:
+    """The owner's own error, in the form in which LiteLLM lets a callback say it."""
+    status = getattr(error, "status_code", None)
+    headers = getattr(getattr(error, "response", None), "headers", None) or getattr(
+        error, "litellm_response_headers", None
+    )
+    return HTTPException(
+        status_code=status if isinstance(status, int) and 400 <= status < 600 else 500,
+        detail=str(getattr(error, "message", error)),
+        headers=get_response_headers(dict(headers)) if headers else None,
+    )
 
 
 def _selectors_of(data: Mapping[str, Any]) -> tuple[str | None, str | None]:

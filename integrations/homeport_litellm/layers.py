@@ -127,6 +127,8 @@ class AnswerWatch:
                 elif not exchange.reported and b"x-litellm-model-id" not in names:
                     exchange.served_by(None)  # LiteLLM's own: a guardrail's reply, a job that it polls
                 await self._admit_late(exchange, scope)
+            elif message["type"] == "http.response.start" and exchange.pin is not None:
+                message = _with_retry_after(message)
             await send(message)
 
         await self._app(scope, receive, watched)
@@ -143,6 +145,15 @@ class AnswerWatch:
             await exchange.admit(tenant)
         except Rejected as rejected:
             _stand(exchange, rejected.rejection)
+
+
+def _with_retry_after(message: Message) -> Message:
+    """An error of the pinned upstream with its ``Retry-After``, which LiteLLM shows under a name of its own only."""
+    headers = {k.lower(): v for k, v in message.get("headers", ())}
+    theirs = headers.get(b"llm_provider-retry-after")
+    if theirs is None or b"retry-after" in headers:
+        return message
+    return {**message, "headers": [*message["headers"], (b"retry-after", theirs)]}
 
 
 class _Refused(Exception):

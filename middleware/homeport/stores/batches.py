@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from homeport.records import Conflict, Row, StaleRevision
@@ -14,6 +14,7 @@ from homeport.stores.dialects import KeyAppeared
 from homeport.stores.faults import Fault, FaultKind
 from homeport.stores.groups import Ticket
 from homeport.stores.plan import Plan
+from homeport.stores.quick import QuickPlan, quick_plan
 
 __all__ = ["BatchWriter"]
 
@@ -29,7 +30,7 @@ class _Late(Exception):
 class _Attempt:
     """What one transaction decided."""
 
-    plan: Plan
+    plan: Plan | QuickPlan
     tickets: Sequence[Ticket]
     outcomes: Sequence[Committed | Exception]
 
@@ -38,12 +39,18 @@ class _Attempt:
         puts = (*self.plan.inserts, *self.plan.updates)
         return any((row := rows.get(p.digest)) is not None and row.write_id == p.write.write_id for p in puts)
 
+    def seen_in(self, rows: Mapping[bytes, Row]) -> _Attempt:
+        """The same, with what one statement did not come to tell."""
+        if not isinstance(self.plan, QuickPlan):
+            return self
+        return replace(self, outcomes=self.plan.outcomes({digest: row.revision for digest, row in rows.items()}))
+
 
 class _Unknown(Exception):
-    """The connection broke during COMMIT."""
+    """The connection broke during COMMIT, or nothing came of it in time."""
 
-    def __init__(self, attempt: _Attempt) -> None:
-        super().__init__("the outcome of the commit is not known")
+    def __init__(self, attempt: _Attempt, text: str = "the outcome of the commit is not known") -> None:
+        super().__init__(text)
         self.attempt = attempt
 
 
@@ -64,7 +71,9 @@ class BatchWriter:
             if not tickets:
                 return
             try:
-                attempt = await self._transaction(tickets, unknown)
+                attempt = (None if patience else await self._at_once(tickets)) or await self._transaction(
+                    tickets, unknown
+                )
             except _Unknown as exc:
                 unknown, reason = exc.attempt, StoreUnavailable(str(exc))
             except (_Late, KeyAppeared):
@@ -87,6 +96,23 @@ class BatchWriter:
         else:
             _fail(tickets, reason)
 
+    async def _at_once(self, tickets: Sequence[Ticket]) -> _Attempt | None:
+        """Commit ``tickets`` by one statement; None where that cannot be, and nothing has been written."""
+        plan = quick_plan([t.write for t in tickets])
+        if plan is None:
+            return None
+        await self._database.ready()
+        attempt = _Attempt(plan, tickets, [])
+        _seal(attempt)
+        try:
+            async with self._database.at_once() as conn:
+                revisions = await self._database.dialect.put_at_once(conn, plan.inserts)
+        except Fault as exc:
+            if exc.kind is FaultKind.REFUSED:
+                return None  # one of them is not for this database: the transaction will say which
+            raise _Unknown(attempt, str(exc)) from None
+        return None if revisions is None else replace(attempt, outcomes=plan.outcomes(revisions))
+
     async def _transaction(self, tickets: Sequence[Ticket], unknown: _Attempt | None) -> _Attempt:
         sealed: _Attempt | None = None
         dialect = self._database.dialect
@@ -97,7 +123,7 @@ class BatchWriter:
                 rows = await dialect.read(conn, digests)
                 # The read-back: the rows are locked, so what was being committed has become visible or never will.
                 if unknown is not None and unknown.stands_in(rows):
-                    return unknown
+                    return unknown.seen_in(rows)
                 plan = Plan(rows)
                 attempt = _Attempt(plan, tickets, [_decide(plan, t) for t in tickets])
                 await dialect.apply(conn, plan)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sqlalchemy import URL, ColumnElement, Executable, Select, delete, or_, select
+from sqlalchemy import URL, ColumnElement, Executable, Select, and_, delete, literal_column, or_, select
 from sqlalchemy.engine import Dialect as Driver
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -20,10 +20,13 @@ from homeport.stores.schema import state
 if TYPE_CHECKING:
     from homeport.stores.listen import Listener
 
-__all__ = ["BINDS", "COPIED", "Dialect", "KeyAppeared", "PutStatement", "compiled", "dialect_of"]
+__all__ = ["BINDS", "COPIED", "ONE", "Dialect", "KeyAppeared", "PutStatement", "compiled", "dialect_of"]
 
 COPIED = tuple(c.name for c in state.c if c.name not in ("digest", "deleted", "created_at", "expires_at", "dead_at"))
 """The columns that a write gives as they are; times are computed by the database."""
+
+
+ONE: ColumnElement[int] = literal_column("1")  # no bind: those are what a row is written with
 
 
 class KeyAppeared(Exception):
@@ -64,6 +67,14 @@ class Dialect(ABC):
     @abstractmethod
     async def fetch(self, conn: AsyncConnection, query: Select[Any], digests: Sequence[bytes]) -> Sequence[Any]:
         """The rows of ``query``, one of the dialect's own, that are among at most ``max_binds`` ``digests``."""
+
+    @abstractmethod
+    async def put_at_once(self, conn: AsyncConnection, puts: Sequence[Put]) -> dict[bytes, int] | None:
+        """Insert ``puts``, or replace what the same exchange left pending, in a transaction of its own.
+
+        The revisions of the rows, or None: then one of them is something else, and nothing has been changed. ``conn``
+        is one of :meth:`Database.at_once`.
+        """
 
     async def notify(self, conn: AsyncConnection, payload: str) -> None:  # noqa: B027 - most databases cannot
         """Tell the other replicas of a deletion when the transaction commits."""
@@ -118,6 +129,12 @@ class Dialect(ABC):
         )
         # In the order of the digests, so that two transactions never wait for each other.
         self._rows = rows.order_by(c.digest).with_for_update()
+
+    def own_pending(self, new: Mapping[str, Any]) -> ColumnElement[bool]:
+        """The condition that a row is what the exchange of the row ``new`` left pending, and not newer."""
+        c = state.c
+        same = c.exchange == new["exchange"], c.owner == new["owner"]
+        return and_(*same, self.live, c.progress < new["progress"], c.generation <= new["generation"])
 
     @property
     def live(self) -> ColumnElement[bool]:

@@ -24,7 +24,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from homeport.stores.dialects import BINDS, COPIED, Dialect, KeyAppeared, PutStatement, compiled
+from homeport.stores.dialects import BINDS, COPIED, ONE, Dialect, KeyAppeared, PutStatement, compiled
 from homeport.stores.listen import Listener
 from homeport.stores.plan import Put
 from homeport.stores.schema import CHANNEL, LOCK, state
@@ -59,6 +59,22 @@ class PostgreSQL(Dialect):
             .on_conflict_do_nothing(),
             self.driver,
         )
+        upsert = postgresql.insert(state).from_select(
+            [*names, "deleted", "created_at", *times], rows, include_defaults=False
+        )
+        replaced = {name: upsert.excluded[name] for name in (*COPIED, "deleted", "expires_at", "dead_at")}
+        self._at_once = PutStatement(
+            upsert.on_conflict_do_update(
+                index_elements=[state.c.digest],
+                set_=replaced | {"revision": state.c.revision + ONE},
+                where=self.own_pending({name: upsert.excluded[name] for name in COPIED}),
+            ).returning(state.c.digest, state.c.revision),
+            self.driver,
+        )
+        # All or nothing: where some rows have been put and others have not, the statement divides by zero.
+        divisor = f"CASE WHEN (SELECT count(*) FROM done) = ${len(BINDS) + 1}::bigint THEN 1 ELSE 0 END"
+        chosen = f"SELECT digest, revision, 1 / ({divisor}) FROM done"  # noqa: S608 - every text is our own
+        self._at_once_text = f"WITH done AS ({self._at_once.text}) {chosen}"
         self._update = PutStatement(
             update(state)
             .values({name: put.c[name] for name in COPIED} | {"deleted": false()} | times)
@@ -104,6 +120,11 @@ class PostgreSQL(Dialect):
 
     async def update(self, conn: AsyncConnection, puts: Sequence[Put]) -> None:
         await self._put(conn, self._update, puts)
+
+    async def put_at_once(self, conn: AsyncConnection, puts: Sequence[Put]) -> dict[bytes, int] | None:
+        columns = zip(*self._at_once.rows(puts), strict=True)
+        found: Any = (await conn.exec_driver_sql(self._at_once_text, (*columns, len(puts)))).fetchall()
+        return {digest: revision for digest, revision, *_ in found} or None
 
     async def _put(self, conn: AsyncConnection, statement: PutStatement, puts: Sequence[Put]) -> CursorResult[Any]:
         columns = zip(*statement.rows(puts), strict=True)

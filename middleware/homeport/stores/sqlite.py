@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,11 +22,12 @@ from sqlalchemy import (
     text,
     update,
 )
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.dialects.sqlite.aiosqlite import SQLiteDialect_aiosqlite
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from homeport.stores.dialects import COPIED, Dialect, PutStatement, compiled
+from homeport.stores.dialects import COPIED, ONE, Dialect, PutStatement, compiled
 from homeport.stores.faults import Fault, FaultKind
 from homeport.stores.plan import Put
 from homeport.stores.schema import state
@@ -49,6 +51,16 @@ class SQLite(Dialect):
         values |= {"deleted": false(), "expires_at": self.now + ttl, "dead_at": self.now + grave}
         digest: Any = bindparam("b_digest")
         self._insert = PutStatement(insert(state).values(digest=digest, created_at=self.now, **values), self.driver)
+        upsert = sqlite.insert(state).values(digest=digest, created_at=self.now, **values)
+        replaced = {name: upsert.excluded[name] for name in (*values, "expires_at", "dead_at")}
+        self._at_once = PutStatement(
+            upsert.on_conflict_do_update(
+                index_elements=[state.c.digest],
+                set_=replaced | {"revision": state.c.revision + ONE},
+                where=self.own_pending({name: upsert.excluded[name] for name in COPIED}),
+            ).returning(state.c.revision),
+            self.driver,
+        )
         self._update = PutStatement(update(state).values(**values).where(state.c.digest == digest), self.driver)
         self._texts: dict[tuple[Select[Any], int], str] = {}
 
@@ -56,7 +68,13 @@ class SQLite(Dialect):
         # The driver's own transactions are off: it would begin them too late, and not IMMEDIATE.
         args = {"timeout": timeout, "isolation_level": None}
         writer = create_async_engine(
-            url, pool_size=1, max_overflow=0, pool_timeout=timeout, hide_parameters=True, connect_args=args
+            url,
+            pool_size=1,
+            max_overflow=0,
+            pool_timeout=timeout,
+            pool_reset_on_return=None,  # what is begun is ended: a rollback to be sure costs as much as a statement
+            hide_parameters=True,
+            connect_args=args,
         )
         reader = create_async_engine(
             url,
@@ -103,10 +121,29 @@ class SQLite(Dialect):
     async def update(self, conn: AsyncConnection, puts: Sequence[Put]) -> None:
         await self._put(conn, self._update, puts)
 
+    async def put_at_once(self, conn: AsyncConnection, puts: Sequence[Put]) -> dict[bytes, int] | None:
+        _check_records(puts)
+        rows, text = self._at_once.rows(puts), self._at_once.text
+        driver = await _driver(conn)
+
+        def work(connection: sqlite3.Connection) -> list[int] | None:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                found = [connection.execute(text, row).fetchall() for row in rows]
+                if all(found):
+                    connection.execute("COMMIT")
+                    return [revision for [(revision,)] in found]
+                return None
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+
+        # One message to the thread of aiosqlite instead of one for every statement; it has no other way to send one.
+        revisions: list[int] | None = await driver._execute(work, driver._conn)  # type: ignore[no-untyped-call]
+        return None if revisions is None else dict(zip([p.digest for p in puts], revisions, strict=True))
+
     async def _put(self, conn: AsyncConnection, statement: PutStatement, puts: Sequence[Put]) -> None:
-        # SQLite itself would keep text in a column of bytes.
-        if not all(isinstance(put.entry.record, bytes) for put in puts):
-            raise Fault(FaultKind.REFUSED, "a record is not bytes")
+        _check_records(puts)
         await (await _driver(conn)).executemany(statement.text, statement.rows(puts))
 
     def _text(self, query: Select[Any], size: int) -> str:
@@ -123,6 +160,12 @@ async def _driver(conn: AsyncConnection) -> aiosqlite.Connection:
     connection: Any = (await conn.get_raw_connection()).driver_connection
     assert isinstance(connection, aiosqlite.Connection)
     return connection
+
+
+def _check_records(puts: Sequence[Put]) -> None:
+    # SQLite itself would keep text in a column of bytes.
+    if not all(isinstance(put.entry.record, bytes) for put in puts):
+        raise Fault(FaultKind.REFUSED, "a record is not bytes")
 
 
 def _begin_immediate(conn: Connection) -> None:

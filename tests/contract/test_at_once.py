@@ -1,0 +1,218 @@
+"""Commits that one statement decides, and that they end as a transaction would have ended them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from homeport.keys import Kind, StateKey
+from homeport.records import Conflict, Entry, Progress
+from homeport.stores.base import Expired, Missing
+from homeport.stores.faults import Fault, FaultKind
+from homeport.stores.quick import quick_plan
+from homeport.testing.contract.harness import alone, conversation, found, item, key, response, ring, write
+from support.stores import SQLHarness
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def harness(request: pytest.FixtureRequest, tmp_path: Path, postgres_url: str) -> AsyncIterator[SQLHarness]:
+    harness = SQLHarness(
+        postgres_url if request.param == "postgresql" else f"sqlite+aiosqlite:///{tmp_path}/homeport.db"
+    )
+    await harness.store.open()
+    await harness.store.commit(write(item("warm")))
+    yield harness
+    await harness.close()
+
+
+class Reads:
+    """Counts the transactions that read before they write."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, harness: SQLHarness) -> None:
+        self.count = 0
+        dialect = harness.store._dialect
+        original = dialect.read
+
+        async def read(conn, digests):
+            self.count += 1
+            return await original(conn, digests)
+
+        monkeypatch.setattr(dialect, "read", read)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch, harness: SQLHarness) -> Reads:
+    return Reads(monkeypatch, harness)
+
+
+def claim(name: str, tenant: bytes = b"tenant") -> Entry:
+    return Entry(StateKey(name.encode().ljust(32)), Kind.CLAIM, tenant, b"", ttl=100.0, tombstone_ttl=100.0)
+
+
+def claimed(entry: Entry, name: str, tenant: bytes = b"tenant") -> Entry:
+    import msgspec
+
+    return msgspec.structs.replace(entry, claim=claim(name, tenant))
+
+
+async def test_what_is_new_is_written_by_one_statement(harness: SQLHarness, reads: Reads) -> None:
+    made = claimed(response("r"), "c")
+    committed = await harness.store.commit(write(made, item("i1"), item("i2", ttl=None)))
+    assert reads.count == 0
+    assert committed.revisions == {
+        made.key.current: 1,
+        key("i1", Kind.ITEM).current: 1,
+        key("i2", Kind.ITEM).current: 1,
+    }
+    assert (await found(harness.store, "r")).record == b"first"
+    assert await harness.rows() == 5
+
+
+async def test_what_its_own_exchange_left_pending_is_replaced_by_one_statement(
+    harness: SQLHarness, reads: Reads
+) -> None:
+    exchange = os.urandom(16)
+    pending = claimed(response("r", progress=Progress.PENDING, ttl=5.0, record=b"pending"), "c")
+    await harness.store.commit(write(pending, exchange=exchange))
+    committed = await harness.store.commit(write(claimed(response("r", generation=7), "c2"), exchange=exchange))
+    assert (reads.count, committed.revisions) == (0, {key("r").current: 2})
+    row = await found(harness.store, "r")
+    assert (row.record, row.revision) == (b"first", 2)
+    assert row.remaining > 50
+
+
+async def test_concurrent_creates_share_it(harness: SQLHarness, reads: Reads) -> None:
+    writes = [write(claimed(response(f"r{i}"), f"c{i}"), item(f"i{i}")) for i in range(100)]
+    committed = await asyncio.gather(*(harness.store.commit(w) for w in writes))
+    assert reads.count == 0
+    assert [c.revisions[key(f"r{i}").current] for i, c in enumerate(committed)] == [1] * 100
+
+
+@pytest.mark.parametrize(
+    "there",
+    [
+        response("r", b"other"),
+        response("r", b"other", progress=Progress.PENDING),
+        response("r", b"first", progress=Progress.TERMINAL),
+    ],
+    ids=["another owner", "another owner's pending", "itself, ended"],
+)
+async def test_what_is_there_is_settled_as_ever(harness: SQLHarness, reads: Reads, there: Entry) -> None:
+    await harness.store.commit(write(there, exchange=b"x" * 16))
+    work = harness.store.commit(write(response("r", record=b"new"), item("beside")))
+    if there.owner == b"first":
+        await work
+    else:
+        with pytest.raises(Conflict):
+            await work
+        assert await alone(harness.store, key("beside", Kind.ITEM)) == Missing(), "all or nothing"
+    assert reads.count == 1
+    assert (await found(harness.store, "r")).record == there.record
+
+
+async def test_a_claim_of_another_tenant_stops_it(harness: SQLHarness) -> None:
+    await harness.store.commit(write(claimed(response("r1"), "c")))
+    with pytest.raises(Conflict):
+        await harness.store.commit(write(claimed(response("r2"), "c", b"other tenant")))
+    assert await alone(harness.store, "r2") == Missing()
+
+
+async def test_an_ended_response_is_not_undone_by_its_own_exchange(harness: SQLHarness) -> None:
+    exchange = os.urandom(16)
+    await harness.store.commit(write(response("r", record=b"ended"), exchange=exchange))
+    await harness.store.commit(write(response("r", record=b"late", progress=Progress.PENDING), exchange=exchange))
+    assert (await found(harness.store, "r")).record == b"ended"
+
+
+async def test_an_older_generation_of_its_own_exchange_changes_nothing(harness: SQLHarness) -> None:
+    exchange = os.urandom(16)
+    newer = response("r", record=b"newer", generation=9, progress=Progress.PENDING)
+    await harness.store.commit(write(newer, exchange=exchange))
+    await harness.store.commit(write(response("r", record=b"older", generation=8), exchange=exchange))
+    assert (await found(harness.store, "r")).record == b"newer"
+
+
+async def test_deleted_and_expired_rows_are_settled_as_ever(harness: SQLHarness, reads: Reads) -> None:
+    exchange = os.urandom(16)
+    for name, ttl in (("deleted", 100.0), ("expired", 5.0)):
+        pending = response(name, progress=Progress.PENDING, ttl=ttl)
+        await harness.store.commit(write(pending, exchange=exchange))
+    await harness.store.delete(key("deleted"), tombstone_ttl=100.0)
+    await harness.advance(10)
+    for name in ("deleted", "expired"):
+        await harness.store.commit(write(response(name, record=b"late"), exchange=exchange))
+    assert reads.count == 2
+    assert await alone(harness.store, "deleted") == Expired(deleted=True), "a late end does not bring it back"
+    assert (await found(harness.store, "expired")).record == b"late"
+
+
+async def test_an_outcome_that_is_not_known_is_read_back(
+    harness: SQLHarness, monkeypatch: pytest.MonkeyPatch, reads: Reads
+) -> None:
+    dialect = harness.store._dialect
+    original = dialect.put_at_once
+
+    async def lost_after(conn, puts):
+        await original(conn, puts)
+        raise Fault(FaultKind.LOST, "after it was written")
+
+    async def lost_before(conn, puts):
+        raise Fault(FaultKind.LOST, "before it was written")
+
+    for name, lost in (("after", lost_after), ("before", lost_before)):
+        monkeypatch.setattr(dialect, "put_at_once", lost)
+        committed = await harness.store.commit(write(response(name)))
+        assert committed.revisions == {key(name).current: 1}
+        assert (await found(harness.store, name)).revision == 1
+    assert reads.count == 2
+
+
+async def test_one_that_the_database_does_not_take_spoils_no_other(harness: SQLHarness) -> None:
+    good = [write(response(f"r{i}")) for i in range(5)]
+    bad = write(response("bad", record="not bytes"))  # type: ignore[arg-type]
+    outcomes = await asyncio.gather(
+        *(harness.store.commit(w) for w in (*good[:2], bad, *good[2:])), return_exceptions=True
+    )
+    assert [isinstance(o, Exception) for o in outcomes] == [False, False, True, False, False, False]
+
+
+async def test_a_key_that_appears_meanwhile_undoes_the_whole_statement(postgres_url: str) -> None:
+    """PostgreSQL: the row is there when the statement comes to it, but was not when it began."""
+    harness = SQLHarness(postgres_url)
+    await harness.store.open()
+    await harness.store.commit(write(response("other", b"other")))
+    digests = sorted([key("a").current, key("b").current])
+    async with harness._engine.connect() as conn:
+        copy = (
+            "INSERT INTO homeport_state SELECT $1, tenant, kind, owner, revision, generation, progress, exchange, "
+            "write_id, record, counted, deleted, created_at, expires_at, dead_at FROM homeport_state WHERE digest = $2"
+        )
+        await conn.exec_driver_sql(copy, (digests[1], key("other").current))
+        work = asyncio.create_task(harness.store.commit(write(response("a"), response("b"))))
+        await asyncio.sleep(0.3)
+        assert not work.done(), "it waits for the row"
+        await conn.commit()
+    with pytest.raises(Conflict):
+        await work
+    assert await harness.rows() == 2, "of its own two rows the first is not there either"
+    await harness.close()
+
+
+@pytest.mark.parametrize(
+    "writes",
+    [
+        [write(response("r"), forget=[key("p")])],
+        [write(conversation("c"))],
+        [write(response("r")), write(response("r"))],
+        [write(response(key("r", keyring=ring(b"new", b"a secret"))))],
+        [write(conversation("c", expected=1))],
+        [],
+    ],
+    ids=["forgets", "a conversation", "a key twice", "older secrets", "expects a revision", "nothing"],
+)
+def test_what_one_statement_cannot_decide_is_left_to_a_transaction(writes) -> None:
+    assert quick_plan(writes) is None
