@@ -6,11 +6,11 @@ import base64
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -18,6 +18,8 @@ from support.litellm import MASTER_KEY, Proxy, deployment, run_litellm, write_co
 from support.servers import Provider
 
 __all__ = ["HOOK", "MASTER_KEY", "Fleet", "Spec", "follow_up", "passed", "refused", "same_answer", "twin"]
+
+T = TypeVar("T")
 
 HOOK = "homeport_litellm:install"
 SECRET = "a-secret-of-the-state-store"
@@ -108,6 +110,10 @@ class Fleet:
         self.prepare(name)
         return self._starting[name].result()
 
+    def background(self, work: Callable[[], T]) -> Future[T]:
+        """Do something else that takes as long as a start, after the starts that are asked for already."""
+        return self._pool.submit(work)
+
     def retire(self, *names: str) -> None:
         """Stop what no other module needs."""
         for name in names:
@@ -132,7 +138,7 @@ class Fleet:
         azure = {"model": "azure/stand-in", "api_version": "2025-03-01-preview"}
         groups = [
             *(deployment(u, model_id=f"gpt-{n}") for n, u in (("a", self.a), ("b", self.b))),
-            *(deployment(u, "chat", model="openai/responses/stand-in") for u in (self.a, self.b)),
+            *(deployment(u, g, model="openai/responses/stand-in") for g in ("chat", "spare") for u in (self.a, self.b)),
             *(deployment(u, "vllm", model="hosted_vllm/stand-in") for u in (self.a, self.b)),
             *(deployment(u, "azure", api_base=str(u), **azure) for u in (self.a, self.b)),
         ]
