@@ -11,7 +11,19 @@ from fastapi import HTTPException
 from litellm.integrations.custom_logger import CustomLogger
 from litellm.litellm_core_utils.llm_response_utils.get_headers import get_response_headers
 
-from homeport import Exchange, Kind, Reason, Rejected, Rejection, Selector, Settings, Upstream, current_exchange, reject
+from homeport import (
+    Exchange,
+    Kind,
+    Reason,
+    Rejected,
+    Rejection,
+    Selector,
+    Settings,
+    Tenant,
+    Upstream,
+    current_exchange,
+    reject,
+)
 from homeport_litellm import ids, proxy, surfaces
 from homeport_litellm.calls import Call, current_call
 from homeport_litellm.directory import Deployment, RouterDirectory, deployment_id
@@ -81,14 +93,19 @@ class HomeportHooks(CustomLogger):
             _raise_quietly(rejected.rejection)
         return data
 
-    def _check_surface(self, call: Call, body: Mapping[str, Any], call_type: str) -> None:
-        """Refuse a reference where nobody can be pinned; some of LiteLLM's routes get here before, some only late."""
-        surface = surfaces.surface_of(call_type)
-        if not self._enforce or surface in self._settings.litellm_allowed:
+    def _check_surface(
+        self, call: Call, body: Mapping[str, Any], call_type: str, called: Mapping[str, Any] | None = None
+    ) -> None:
+        """Refuse a reference where nobody can be pinned; some of LiteLLM's routes get here before, some only late.
+
+        ``called`` are the keywords of the call that LiteLLM has made of the body.
+        """
+        if surfaces.surface_of(call_type) in self._settings.litellm_allowed:
             return
-        if surfaces.refers_to_state(call_type, body):
+        if surfaces.refers_to_state(call_type, body) or (called and surfaces.names_items(call_type, called)):
             call.rejection = surfaces.refusal()
-            raise Rejected(call.rejection)
+            if self._enforce:
+                raise Rejected(call.rejection)
 
     async def _admit(self, exchange: Exchange, identity: Any) -> None:
         if self._settings.tenant_mode != "host":
@@ -102,27 +119,28 @@ class HomeportHooks(CustomLogger):
         adopts = self._settings.litellm_adopt and until is not None and datetime.now(UTC) < until
 
         def adopt(selector: Selector) -> Upstream | None:
-            return self._adopted(selector, identity)
+            return self._adopted(selector, tenant)
 
         await exchange.admit(tenant, adopt if adopts else None)
 
-    def _adopted(self, selector: Selector, identity: Any) -> Upstream | None:
-        """Who holds a response from before homeport, if LiteLLM's encryption says that it is this caller's."""
-        if selector.kind is not Kind.RESPONSE:
+    def _adopted(self, selector: Selector, tenant: Tenant) -> Upstream | None:
+        """Who holds a response from before homeport, if LiteLLM's encryption says that it was made for ``tenant``."""
+        issued = ids.issued_to(selector.id) if selector.kind is Kind.RESPONSE else None
+        if issued is None:
             return None
-        issued = ids.issued_to(selector.id)
-        if issued is None or (issued.user is None and issued.team is None):
+        try:
+            # Not for a part of it, a team without a user say: then the first to come would take it from the others.
+            whose = tenant_of(issued, policy=self._settings.litellm_tenant, authenticates=True)
+        except Rejected:
             return None
-        if issued.user not in (None, identity.user_id) or issued.team not in (None, identity.team_id):
-            return None
-        return self._directory.get(ids.deployment_of(selector.id))
+        return self._directory.get(ids.deployment_of(selector.id)) if whose == tenant else None
 
     def _check_body(self, call: Call, exchange: Exchange, data: Mapping[str, Any], call_type: str) -> None:
         """Refuse what steers around the pin, and a body that LiteLLM reads as something else than the gate."""
         # LiteLLM's copy of the body lacks credentials, and what it calls with has fields of its own.
         body = {**{k: v for k, v in data.items() if not k.startswith("_")}, **_client_fields(data)}
         call.own_account = moves_account(body) is not None
-        known = frozenset(self._directory.upstreams())
+        known = self._directory.upstreams()
         field = steering_field(body, refers=bool(exchange.selectors), deployment_ids=known)
         if field is not None:
             text = f"The field '{field}' cannot be combined with stored state here, or not be used by clients at all."
@@ -228,7 +246,7 @@ class HomeportHooks(CustomLogger):
             return None
         if exchange is None:
             try:
-                self._check_surface(call, _client_fields(kwargs) or kwargs, name)
+                self._check_surface(call, _client_fields(kwargs) or kwargs, name, kwargs)
             except Rejected as rejected:
                 raise NotServed(rejected.rejection, str(kwargs.get("model"))) from None
             return None

@@ -23,10 +23,11 @@ _security = ResponsesIDSecurity()
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """Whom an encrypted id was issued to; None where it does not say."""
+    """Whom an encrypted id was issued to, as an identity; None where it does not say."""
 
-    user: str | None
-    team: str | None
+    user_id: str | None
+    team_id: str | None
+    token: None = None
 
 
 def canonical(kind: Kind, opaque_id: str) -> str:
@@ -73,5 +74,5 @@ def readdressed(opaque_id: str, *, provider: str, deployment: str) -> str | None
         made = inner
     else:
         template = SpecialEnums.LITELLM_MANAGED_RESPONSE_API_RESPONSE_ID_COMPLETE_STR.value
-        made = f"resp_{encrypt_value_helper(template.format(inner, issued.user or '', issued.team or ''))}"
+        made = f"resp_{encrypt_value_helper(template.format(inner, issued.user_id or '', issued.team_id or ''))}"
     return made if canonical(Kind.RESPONSE, made) == raw and issued_to(made) == issued else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from homeport import (
+    OUTCOME_HEADER,
     ClientGone,
     ContinuationMiddleware,
     Exchange,
@@ -24,6 +25,10 @@ from homeport_litellm.tenancy import tenant_of
 
 __all__ = ["AnswerWatch", "CallLayer"]
 
+_NATIVE = frozenset({"/v1/responses", "/responses", "/openai/v1/responses"})
+_OTHER_KEY = b"litellm_user_api_key"
+_READS = ("GET", "HEAD", "OPTIONS")
+
 
 class CallLayer:
     """Outside of the gate: makes the :class:`Call`, and answers for requests that the gate does not know.
@@ -35,6 +40,7 @@ class CallLayer:
         self.gate = gate
         self._app = app
         self._settings = settings
+        self._enforce = settings.mode == "enforce"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["type"]:
@@ -53,13 +59,14 @@ class CallLayer:
         async def answer(message: Message) -> None:
             nonlocal told
             if told is None:
-                told = call.rejection is None
+                told = call.rejection is None or not self._enforce
                 if call.rejection is not None:
-                    await _send(call.rejection, scope, self._settings, send)
+                    message = await self._refused(call.rejection, scope, message, send)
             if told:
                 await send(message)
 
         try:
+            self._check_credential(scope)
             receive = await self._checked(call, scope, receive)
             await self.gate(scope, receive, answer)
         except ClientGone:
@@ -69,30 +76,51 @@ class CallLayer:
         finally:
             current_call.reset(token)
 
+    async def _refused(self, rejection: Rejection, scope: Scope, message: Message, send: Send) -> Message:
+        """Answer with ``rejection``, or in mode observe give the app's answer that says it would have been one."""
+        if self._enforce:
+            await _send(rejection, scope, self._settings, send)
+            return message
+        outcome = (OUTCOME_HEADER.encode(), f"would-reject/{rejection.reason.value}".encode())
+        return {**message, "headers": [*message.get("headers", ()), outcome]}
+
+    def _check_credential(self, scope: Scope) -> None:
+        """Below some prefixes LiteLLM takes a header before all others: the tenant would be that of another key."""
+        names = (k.lower() for k, _ in scope["headers"])
+        if self._settings.tenant_mode == "credential" and _OTHER_KEY in names and self.gate.gates(scope):
+            raise _Refused(reject(Reason.TENANT_AMBIGUOUS))
+
     async def _checked(self, call: Call, scope: Scope, receive: Receive) -> Receive:
         """What LiteLLM may read of the request. Raises :class:`_Refused` for what no hook of LiteLLM's would see."""
-        if self._settings.mode != "enforce":
-            return receive
-        reads = call.method in ("GET", "HEAD", "OPTIONS")
-        if not reads and any(ids.is_polling(segment) for segment in call.path.split("/")):
+        if call.path in _NATIVE:
+            return receive  # nearly all of them: what follows is for everything else
+        if call.method not in _READS and any(ids.is_polling(segment) for segment in call.path.split("/")):
             # Reading is checked before the answer goes out.
             text = "This gateway cannot tell whose polled response it is before it is cancelled or deleted."
-            raise _Refused(reject(Reason.UNSUPPORTED_OPERATION, message=text))
-        kind = path_kind(call.path)
+            self._refuse(call, reject(Reason.UNSUPPORTED_OPERATION, message=text))
+        below_root = call.path.removeprefix(scope.get("root_path", ""))
+        kind = max(path_kind(path) for path in (call.path, *proxy.passthrough_targets(below_root)))
         if kind is PathKind.NOTHING or "passthrough" in self._settings.litellm_allowed or self.gate.gates(scope):
             return receive
         if call.method == "OPTIONS":
             return receive
         if kind is PathKind.STATE or call.method != "POST":
-            raise _Refused(refusal())
+            self._refuse(call, refusal())
+            return receive
         intake = Intake(scope, receive, self._settings)
         try:
             found = await intake.inspect(Operation.CREATE, await intake.read_body())
         except Rejected as rejected:
-            raise _Refused(rejected.rejection) from None
-        if found.selectors:
-            raise _Refused(refusal())
+            self._refuse(call, rejected.rejection)
+        else:
+            if any(selector.hard for selector in found.selectors):
+                self._refuse(call, refusal())
         return intake.receive
+
+    def _refuse(self, call: Call, rejection: Rejection) -> None:
+        call.rejection = rejection
+        if self._enforce:
+            raise _Refused(rejection)
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         if "websocket" in self._settings.litellm_allowed or self._settings.mode == "observe":

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from litellm.proxy import proxy_server
+from litellm.proxy.pass_through_endpoints import pass_through_endpoints
 from litellm.proxy.pass_through_endpoints.llm_passthrough_endpoints import passthrough_endpoint_router
 
 from homeport_litellm.accounts import Account, account_of
 
-__all__ = ["authenticates", "has_history", "key_header", "passthrough_account", "router"]
+__all__ = ["authenticates", "has_history", "key_header", "passthrough_account", "passthrough_targets", "router"]
 
 # Ways in which LiteLLM learns who its callers are without a master key.
 _OTHER_AUTH = ("enable_jwt_auth", "enable_oauth2_auth", "enable_oauth2_proxy_auth")
@@ -48,3 +50,13 @@ def passthrough_account() -> Account | None:
         return None
     base = os.environ.get("OPENAI_API_BASE") or "https://api.openai.com"
     return account_of({"model": "openai/any", "api_base": base, "api_key": key})
+
+
+def passthrough_targets(path: str) -> list[str]:
+    """Where the operator's own pass-through endpoints lead a request for ``path``."""
+    found = []
+    for route in pass_through_endpoints._registered_pass_through_routes.values():
+        own, params = str(route.get("path") or "").rstrip("/"), route.get("passthrough_params")
+        if isinstance(params, Mapping) and (path == own or path.startswith(f"{own}/")):
+            found.append(f"{params.get('target')}{path[len(own) :]}")
+    return found

@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from litellm.integrations.custom_logger import CustomLogger
 from litellm.proxy.common_utils.encrypt_decrypt_utils import encrypt_value_helper, get_salt_key
+from litellm.proxy.pass_through_endpoints import pass_through_endpoints
 from litellm.responses.utils import ResponsesAPIRequestUtils
 from litellm.router import Router
 from litellm.types.utils import ADDRESSED_RESPONSE_ID_FIELD, SpecialEnums
@@ -55,7 +56,11 @@ def _hook_problem() -> str | None:
         if not theirs <= ours:
             return f"its callback {name} has other parameters"
     missing = next((name for name in _ROUTER if not hasattr(Router, name)), None)
-    return None if missing is None else f"its router has no {missing}"
+    if missing is not None:
+        return f"its router has no {missing}"
+    if not hasattr(pass_through_endpoints, "_registered_pass_through_routes"):
+        return "its pass-through endpoints are not listed"
+    return None
 
 
 def _id_problem() -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 __all__ = ["moves_account", "steering_field"]
 
@@ -42,7 +42,7 @@ _READ = frozenset(
 )
 
 
-def steering_field(body: Mapping[str, object], *, refers: bool, deployment_ids: frozenset[str]) -> str | None:
+def steering_field(body: Mapping[str, object], *, refers: bool, deployment_ids: Collection[object]) -> str | None:
     """The first field of ``body`` that must not be there, None if there is none.
 
     ``refers``: whether the request refers to stored state; ``deployment_ids`` are those of the router.
@@ -59,7 +59,8 @@ def steering_field(body: Mapping[str, object], *, refers: bool, deployment_ids: 
         return "extra_body"
     if not refers:
         return None
-    if body.get("model") in deployment_ids:
+    model = body.get("model")
+    if isinstance(model, str) and model in deployment_ids:
         return "model"
     return next((name for name in _ROUTING if body.get(name)), None) or moves_account(body)
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from enum import Enum
+from enum import IntEnum
 from urllib.parse import unquote
 
 from homeport import Operation, Reason, Rejected, Rejection, inspect_body, reject
 
-__all__ = ["PathKind", "refers_to_state", "refusal", "path_kind", "surface_of"]
+__all__ = ["PathKind", "names_items", "path_kind", "refers_to_state", "refusal", "surface_of"]
 
 _ITEMS = frozenset(
     {
@@ -35,6 +35,7 @@ _PASS_THROUGH = frozenset({"pass_through_endpoint", "allm_passthrough_route", "l
 _RESOURCES = frozenset({"responses", "conversations", "containers"})
 _WITHOUT_ID = frozenset({"compact", "input_tokens"})
 _SELECTORS = ("previous_response_id", "conversation", "_litellm_addressed_response_id")
+_MANY = 1 << 16
 _DECODINGS = 4  # LiteLLM decodes a path and hands it on, and who gets it may decode it again
 _TEXT = (
     "This gateway cannot send the request to the upstream that holds the state it refers to. Use the Responses API "
@@ -42,12 +43,12 @@ _TEXT = (
 )
 
 
-class PathKind(Enum):
+class PathKind(IntEnum):
     """What a path names, below any prefix and under every decoding."""
 
-    NOTHING = "nothing"
-    COLLECTION = "collection"
-    STATE = "state"
+    NOTHING = 0
+    COLLECTION = 1
+    STATE = 2
 
 
 def path_kind(path: str) -> PathKind:
@@ -75,23 +76,24 @@ def surface_of(call_type: str) -> str:
 
 
 def refers_to_state(call_type: str, body: Mapping[str, object]) -> bool:
-    """Whether a body that LiteLLM has parsed refers to stored state, as far as this call would take it."""
+    """Whether what a client has sent refers to stored state, as far as this call would take it."""
     extra = body.get("extra_body")
     for fields in (body, extra if isinstance(extra, Mapping) else {}):
-        if any(fields.get(name) for name in _SELECTORS):
-            return True
-        if call_type in _ITEMS and fields.get("input") and _inspected(fields):
+        if any(fields.get(name) for name in _SELECTORS) or names_items(call_type, fields):
             return True
     return False
 
 
-def refusal() -> Rejection:
-    return reject(Reason.UNSUPPORTED_OPERATION, message=_TEXT)
-
-
-def _inspected(fields: Mapping[str, object]) -> bool:
+def names_items(call_type: str, fields: Mapping[str, object]) -> bool:
+    """Whether ``input`` or ``tools`` of a call name stored items or containers; what is quoted in full does not."""
+    if call_type not in _ITEMS or not (fields.get("input") or fields.get("tools")):
+        return False
     try:
-        body = json.dumps({"input": fields["input"]}).encode()
-        return bool(inspect_body(Operation.CREATE, body, max_selectors=1).selectors)
+        body = json.dumps({k: fields[k] for k in ("input", "tools") if fields.get(k)}).encode()
+        return any(s.hard for s in inspect_body(Operation.CREATE, body, max_selectors=_MANY).selectors)
     except (Rejected, TypeError, ValueError):
         return True  # what cannot be inspected is not forwarded
+
+
+def refusal() -> Rejection:
+    return reject(Reason.UNSUPPORTED_OPERATION, message=_TEXT)

@@ -85,7 +85,10 @@ class ContinuationMiddleware:
 
         Raises :class:`homeport.SecretMismatch`; a database that is down is waited for while requests are refused.
         """
-        await self.state.open()
+        try:
+            await self.state.open()
+        except SecretMismatch:
+            raise SecretMismatch(MISMATCH) from None
 
     async def close(self) -> None:
         """Finish the commits that are under way and close the store."""
