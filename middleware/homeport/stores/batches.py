@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from enum import Enum, auto
+
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from homeport.records import Conflict, Row, StaleRevision
 from homeport.stores.base import Committed, StoreUnavailable
 from homeport.stores.database import Database
 from homeport.stores.dialects import KeyAppeared
 from homeport.stores.faults import Fault, FaultKind
+from homeport.stores.fresh import FreshPlan, fresh_plan
 from homeport.stores.groups import Ticket
 from homeport.stores.plan import Plan
-from homeport.stores.quick import QuickPlan, quick_plan
 
 __all__ = ["BatchWriter"]
 
@@ -30,7 +33,7 @@ class _Late(Exception):
 class _Attempt:
     """What one transaction decided."""
 
-    plan: Plan | QuickPlan
+    plan: Plan | FreshPlan
     tickets: Sequence[Ticket]
     outcomes: Sequence[Committed | Exception]
 
@@ -39,18 +42,12 @@ class _Attempt:
         puts = (*self.plan.inserts, *self.plan.updates)
         return any((row := rows.get(p.digest)) is not None and row.write_id == p.write.write_id for p in puts)
 
-    def seen_in(self, rows: Mapping[bytes, Row]) -> _Attempt:
-        """The same, with what one statement did not come to tell."""
-        if not isinstance(self.plan, QuickPlan):
-            return self
-        return replace(self, outcomes=self.plan.outcomes({digest: row.revision for digest, row in rows.items()}))
-
 
 class _Unknown(Exception):
-    """The connection broke during COMMIT, or nothing came of it in time."""
+    """The connection broke during COMMIT."""
 
-    def __init__(self, attempt: _Attempt, text: str = "the outcome of the commit is not known") -> None:
-        super().__init__(text)
+    def __init__(self, attempt: _Attempt) -> None:
+        super().__init__("the outcome of the commit is not known")
         self.attempt = attempt
 
 
@@ -71,9 +68,7 @@ class BatchWriter:
             if not tickets:
                 return
             try:
-                attempt = (None if patience else await self._at_once(tickets)) or await self._transaction(
-                    tickets, unknown
-                )
+                attempt = await self._transaction(tickets, unknown, fresh=not patience)
             except _Unknown as exc:
                 unknown, reason = exc.attempt, StoreUnavailable(str(exc))
             except (_Late, KeyAppeared):
@@ -96,45 +91,55 @@ class BatchWriter:
         else:
             _fail(tickets, reason)
 
-    async def _at_once(self, tickets: Sequence[Ticket]) -> _Attempt | None:
-        """Commit ``tickets`` by one statement; None where that cannot be, and nothing has been written."""
-        plan = quick_plan([t.write for t in tickets])
-        if plan is None:
-            return None
+    async def _transaction(self, tickets: Sequence[Ticket], unknown: _Attempt | None, *, fresh: bool) -> _Attempt:
         await self._database.ready()
-        attempt = _Attempt(plan, tickets, [])
-        _seal(attempt)
-        try:
-            async with self._database.at_once() as conn:
-                revisions = await self._database.dialect.put_at_once(conn, plan.inserts)
-        except Fault as exc:
-            if exc.kind is FaultKind.REFUSED:
-                return None  # one of them is not for this database: the transaction will say which
-            raise _Unknown(attempt, str(exc)) from None
-        return None if revisions is None else replace(attempt, outcomes=plan.outcomes(revisions))
+        plan = fresh_plan([t.write for t in tickets]) if fresh and unknown is None else None
+        if plan is not None and (attempt := await self._put_fresh(plan, tickets)) is not None:
+            return attempt
+        return await self._settle(tickets, unknown)
 
-    async def _transaction(self, tickets: Sequence[Ticket], unknown: _Attempt | None) -> _Attempt:
-        sealed: _Attempt | None = None
+    async def _put_fresh(self, plan: FreshPlan, tickets: Sequence[Ticket]) -> _Attempt | None:
+        """Commit ``plan`` if all of its rows are what it takes them for; None if not, and nothing is written."""
+        async with self._committing() as (conn, commit):
+            revisions = await self._database.dialect.put_fresh(conn, plan.inserts)
+            if revisions is None:
+                return None
+            attempt = _Attempt(plan, tickets, plan.outcomes(revisions))
+            await commit(attempt)
+        return attempt
+
+    async def _settle(self, tickets: Sequence[Ticket], unknown: _Attempt | None) -> _Attempt:
         dialect = self._database.dialect
         digests = frozenset[bytes]().union(*(t.digests for t in tickets))
-        await self._database.ready()
+        async with self._committing() as (conn, commit):
+            rows = await dialect.read(conn, digests)
+            # The read-back: the rows are locked, so what was being committed has become visible or never will.
+            if unknown is not None and unknown.stands_in(rows):
+                return unknown
+            plan = Plan(rows)
+            attempt = _Attempt(plan, tickets, [_decide(plan, t) for t in tickets])
+            await dialect.apply(conn, plan)
+            await commit(attempt)
+        return attempt
+
+    @asynccontextmanager
+    async def _committing(self) -> AsyncIterator[tuple[AsyncConnection, Callable[[_Attempt], Awaitable[None]]]]:
+        """A transaction, and what seals and commits an attempt in it; a fault from then on is :class:`_Unknown`."""
+        sealed: _Attempt | None = None
+
+        async def commit(attempt: _Attempt) -> None:
+            nonlocal sealed
+            _seal(attempt)
+            sealed = attempt
+            await conn.commit()
+
         try:
             async with self._database.transaction() as conn:
-                rows = await dialect.read(conn, digests)
-                # The read-back: the rows are locked, so what was being committed has become visible or never will.
-                if unknown is not None and unknown.stands_in(rows):
-                    return unknown.seen_in(rows)
-                plan = Plan(rows)
-                attempt = _Attempt(plan, tickets, [_decide(plan, t) for t in tickets])
-                await dialect.apply(conn, plan)
-                _seal(attempt)
-                sealed = attempt
-                await conn.commit()
+                yield conn, commit
         except Fault:
             if sealed is not None:
                 raise _Unknown(sealed) from None
             raise
-        return attempt
 
 
 class _Verdict(Enum):

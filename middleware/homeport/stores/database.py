@@ -71,15 +71,6 @@ class Database:
             await conn.begin()
             yield conn
 
-    @asynccontextmanager
-    async def at_once(self) -> AsyncIterator[AsyncConnection]:
-        """A connection for :meth:`Dialect.put_at_once`, without a transaction around it.
-
-        Raises :class:`Fault` for whatever the driver raises. :meth:`ready` must have been awaited.
-        """
-        async with self._connection(self._writer if self.dialect.writers == 1 else self._reader) as conn:
-            yield conn
-
     async def close(self) -> None:
         await self._reader.dispose()
         await self._writer.dispose()

@@ -69,11 +69,10 @@ class Dialect(ABC):
         """The rows of ``query``, one of the dialect's own, that are among at most ``max_binds`` ``digests``."""
 
     @abstractmethod
-    async def put_at_once(self, conn: AsyncConnection, puts: Sequence[Put]) -> dict[bytes, int] | None:
-        """Insert ``puts``, or replace what the same exchange left pending, in a transaction of its own.
+    async def put_fresh(self, conn: AsyncConnection, puts: Sequence[Put]) -> dict[bytes, int] | None:
+        """Insert ``puts``, or replace what their own exchange left pending.
 
-        The revisions of the rows, or None: then one of them is something else, and nothing has been changed. ``conn``
-        is one of :meth:`Database.at_once`.
+        The revisions of the rows, or None if one of them is something else: then the transaction must be rolled back.
         """
 
     async def notify(self, conn: AsyncConnection, payload: str) -> None:  # noqa: B027 - most databases cannot
@@ -131,10 +130,15 @@ class Dialect(ABC):
         self._rows = rows.order_by(c.digest).with_for_update()
 
     def own_pending(self, new: Mapping[str, Any]) -> ColumnElement[bool]:
-        """The condition that a row is what the exchange of the row ``new`` left pending, and not newer."""
+        """The condition that a row is what the exchange of the row ``new`` left pending, and may be replaced by it.
+
+        Where ``settle`` would do anything else than to replace it, the condition must not hold.
+        """
         c = state.c
-        same = c.exchange == new["exchange"], c.owner == new["owner"]
-        return and_(*same, self.live, c.progress < new["progress"], c.generation <= new["generation"])
+        own = c.exchange == new["exchange"], c.owner == new["owner"], self.live
+        later = c.progress < new["progress"], c.generation <= new["generation"]
+        longer = or_(new["expires_at"].is_(None), new["expires_at"] >= c.expires_at)
+        return and_(*own, *later, longer)
 
     @property
     def live(self) -> ColumnElement[bool]:

@@ -63,21 +63,13 @@ class PostgreSQL(Dialect):
             [*names, "deleted", "created_at", *times], rows, include_defaults=False
         )
         replaced = {name: upsert.excluded[name] for name in (*COPIED, "deleted", "expires_at", "dead_at")}
-        self._at_once = PutStatement(
+        self._fresh = PutStatement(
             upsert.on_conflict_do_update(
                 index_elements=[state.c.digest],
                 set_=replaced | {"revision": state.c.revision + ONE},
-                where=self.own_pending({name: upsert.excluded[name] for name in COPIED}),
+                where=self.own_pending({name: upsert.excluded[name] for name in (*COPIED, "expires_at")}),
             ).returning(state.c.digest, state.c.revision),
             self.driver,
-        )
-        # All or nothing: where some rows have been put and others have not, the statement divides by zero.
-        count = f"${len(BINDS) + 1}::bigint"
-        self._at_once_text = " ".join(
-            (
-                *("WITH done AS (", self._at_once.text, ") SELECT digest, revision, 1 /"),
-                *("(CASE WHEN (SELECT count(*) FROM done) =", count, "THEN 1 ELSE 0 END) FROM done"),
-            )
         )
         self._update = PutStatement(
             update(state)
@@ -125,10 +117,9 @@ class PostgreSQL(Dialect):
     async def update(self, conn: AsyncConnection, puts: Sequence[Put]) -> None:
         await self._put(conn, self._update, puts)
 
-    async def put_at_once(self, conn: AsyncConnection, puts: Sequence[Put]) -> dict[bytes, int] | None:
-        columns = zip(*self._at_once.rows(puts), strict=True)
-        found: Any = (await conn.exec_driver_sql(self._at_once_text, (*columns, len(puts)))).fetchall()
-        return {digest: revision for digest, revision, *_ in found} or None
+    async def put_fresh(self, conn: AsyncConnection, puts: Sequence[Put]) -> dict[bytes, int] | None:
+        found: Any = (await self._put(conn, self._fresh, puts)).fetchall()
+        return dict(found) if len(found) == len(puts) else None
 
     async def _put(self, conn: AsyncConnection, statement: PutStatement, puts: Sequence[Put]) -> CursorResult[Any]:
         columns = zip(*statement.rows(puts), strict=True)

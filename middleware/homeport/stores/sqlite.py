@@ -53,11 +53,11 @@ class SQLite(Dialect):
         self._insert = PutStatement(insert(state).values(digest=digest, created_at=self.now, **values), self.driver)
         upsert = sqlite.insert(state).values(digest=digest, created_at=self.now, **values)
         replaced = {name: upsert.excluded[name] for name in (*values, "expires_at", "dead_at")}
-        self._at_once = PutStatement(
+        self._fresh = PutStatement(
             upsert.on_conflict_do_update(
                 index_elements=[state.c.digest],
                 set_=replaced | {"revision": state.c.revision + ONE},
-                where=self.own_pending({name: upsert.excluded[name] for name in COPIED}),
+                where=self.own_pending({name: upsert.excluded[name] for name in (*COPIED, "expires_at")}),
             ).returning(state.c.revision),
             self.driver,
         )
@@ -121,26 +121,19 @@ class SQLite(Dialect):
     async def update(self, conn: AsyncConnection, puts: Sequence[Put]) -> None:
         await self._put(conn, self._update, puts)
 
-    async def put_at_once(self, conn: AsyncConnection, puts: Sequence[Put]) -> dict[bytes, int] | None:
+    async def put_fresh(self, conn: AsyncConnection, puts: Sequence[Put]) -> dict[bytes, int] | None:
         _check_records(puts)
-        rows, text = self._at_once.rows(puts), self._at_once.text
+        rows, text = self._fresh.rows(puts), self._fresh.text
         driver = await _driver(conn)
 
-        def work(connection: sqlite3.Connection) -> list[int] | None:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                found = [connection.execute(text, row).fetchall() for row in rows]
-                if all(found):
-                    connection.execute("COMMIT")
-                    return [revision for [(revision,)] in found]
-                return None
-            finally:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
+        def work(connection: sqlite3.Connection) -> list[list[tuple[int]]]:
+            return [connection.execute(text, row).fetchall() for row in rows]
 
-        # One message to the thread of aiosqlite instead of one for every statement; it has no other way to send one.
-        revisions: list[int] | None = await driver._execute(work, driver._conn)  # type: ignore[no-untyped-call]
-        return None if revisions is None else dict(zip([p.digest for p in puts], revisions, strict=True))
+        # One message to the thread of aiosqlite instead of one for every row; it has no other way to send one.
+        found: list[list[tuple[int]]] = await driver._execute(work, driver._conn)  # type: ignore[no-untyped-call]
+        if not all(found):
+            return None
+        return {put.digest: revision for put, [(revision,)] in zip(puts, found, strict=True)}
 
     async def _put(self, conn: AsyncConnection, statement: PutStatement, puts: Sequence[Put]) -> None:
         _check_records(puts)

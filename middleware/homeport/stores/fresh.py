@@ -1,22 +1,22 @@
-"""Writes that one statement can decide: all keys are new, or left pending by the very same exchange.
+"""Writes that need not read first: all their keys are new, or were left pending by the very same exchange.
 
-That is what nearly every create does. A statement costs one round trip where a transaction that reads first costs four;
-where it finds anything else it changes nothing, and the batch is decided by ``homeport.records.settle`` as ever.
+That is what nearly every create does, so it is tried without a look at the rows. Where a row turns out to be anything
+else, the transaction is rolled back and the batch is decided by ``homeport.records.settle`` as ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from homeport.keys import Kind
 from homeport.records import Entry, Write
 from homeport.stores.base import Committed
 from homeport.stores.plan import Put
 
-__all__ = ["QuickPlan", "quick_plan"]
+__all__ = ["FreshPlan", "fresh_plan"]
 
 
-class QuickPlan:
+class FreshPlan:
     """The rows of a batch, each to be inserted, or to replace what its own exchange left pending."""
 
     def __init__(self, puts: list[Put], writes: Sequence[Write]) -> None:
@@ -25,13 +25,13 @@ class QuickPlan:
         self.changed_by = {write.write_id for write in writes}
         self._writes = writes
 
-    def outcomes(self, revisions: dict[bytes, int]) -> list[Committed]:
+    def outcomes(self, revisions: Mapping[bytes, int]) -> list[Committed]:
         """What each write is told, given the revisions that its rows have now."""
         return [Committed({e.key.current: revisions[e.key.current] for e in write.entries}) for write in self._writes]
 
 
-def quick_plan(writes: Sequence[Write]) -> QuickPlan | None:
-    """The plan for ``writes``, in the order of the digests; None where more must be known than one statement sees."""
+def fresh_plan(writes: Sequence[Write]) -> FreshPlan | None:
+    """The plan for ``writes``, in the order of the digests; None where more rows must be known than they name."""
     puts: dict[bytes, Put] = {}
     for write in writes:
         if write.forget:
@@ -44,7 +44,8 @@ def quick_plan(writes: Sequence[Write]) -> QuickPlan | None:
             if entry.kind is Kind.CONVERSATION and not entry.made:
                 return None
             puts[digest] = Put(digest, write, entry, 1, entry.ttl)
-    return QuickPlan([puts[d] for d in sorted(puts)], writes) if puts else None
+    # Every transaction takes its locks in one order.
+    return FreshPlan([puts[d] for d in sorted(puts)], writes) if puts else None
 
 
 def _entries(entries: Iterable[Entry]) -> Iterable[Entry]:

@@ -1,4 +1,4 @@
-"""Commits that one statement decides, and that they end as a transaction would have ended them."""
+"""Commits that do not read first, and that they end as those do that read."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from homeport.keys import Kind, StateKey
 from homeport.records import Conflict, Entry, Progress
-from homeport.stores.base import Expired, Missing
+from homeport.stores.base import Expired, Missing, StoreUnavailable
 from homeport.stores.faults import Fault, FaultKind
-from homeport.stores.quick import quick_plan
+from homeport.stores.fresh import fresh_plan
 from homeport.testing.contract.harness import alone, conversation, found, item, key, response, ring, write
 from support.stores import SQLHarness
 
@@ -49,17 +51,14 @@ def reads(monkeypatch: pytest.MonkeyPatch, harness: SQLHarness) -> Reads:
     return Reads(monkeypatch, harness)
 
 
-def claim(name: str, tenant: bytes = b"tenant") -> Entry:
-    return Entry(StateKey(name.encode().ljust(32)), Kind.CLAIM, tenant, b"", ttl=100.0, tombstone_ttl=100.0)
+def claimed(entry: Entry, name: str, tenant: bytes = b"tenant", older: tuple[bytes, ...] = ()) -> Entry:
+    """``entry`` with a claim of ``tenant`` that is as pending, and lives as long, as it."""
+    where = StateKey(name.encode().ljust(32), older)
+    claim = Entry(where, Kind.CLAIM, tenant, b"", ttl=entry.ttl, tombstone_ttl=100.0, progress=entry.progress)
+    return msgspec.structs.replace(entry, claim=claim)
 
 
-def claimed(entry: Entry, name: str, tenant: bytes = b"tenant") -> Entry:
-    import msgspec
-
-    return msgspec.structs.replace(entry, claim=claim(name, tenant))
-
-
-async def test_what_is_new_is_written_by_one_statement(harness: SQLHarness, reads: Reads) -> None:
+async def test_what_is_new_is_written_without_a_look(harness: SQLHarness, reads: Reads) -> None:
     made = claimed(response("r"), "c")
     committed = await harness.store.commit(write(made, item("i1"), item("i2", ttl=None)))
     assert reads.count == 0
@@ -72,13 +71,11 @@ async def test_what_is_new_is_written_by_one_statement(harness: SQLHarness, read
     assert await harness.rows() == 5
 
 
-async def test_what_its_own_exchange_left_pending_is_replaced_by_one_statement(
-    harness: SQLHarness, reads: Reads
-) -> None:
+async def test_what_its_own_exchange_left_pending_is_replaced_without_a_look(harness: SQLHarness, reads: Reads) -> None:
     exchange = os.urandom(16)
     pending = claimed(response("r", progress=Progress.PENDING, ttl=5.0, record=b"pending"), "c")
     await harness.store.commit(write(pending, exchange=exchange))
-    committed = await harness.store.commit(write(claimed(response("r", generation=7), "c2"), exchange=exchange))
+    committed = await harness.store.commit(write(claimed(response("r", generation=7), "c"), exchange=exchange))
     assert (reads.count, committed.revisions) == (0, {key("r").current: 2})
     row = await found(harness.store, "r")
     assert (row.record, row.revision) == (b"first", 2)
@@ -121,6 +118,29 @@ async def test_a_claim_of_another_tenant_stops_it(harness: SQLHarness) -> None:
     assert await alone(harness.store, "r2") == Missing()
 
 
+async def test_a_pending_claim_of_another_tenant_or_exchange_stops_it(harness: SQLHarness) -> None:
+    pending = response("r1", progress=Progress.PENDING)
+    exchange = os.urandom(16)
+    await harness.store.commit(write(claimed(pending, "c"), exchange=exchange))
+    for name, tenant, by in (("r2", b"other tenant", os.urandom(16)), ("r3", b"tenant", os.urandom(16))):
+        work = harness.store.commit(write(claimed(response(name), "c", tenant), exchange=by))
+        if tenant == b"tenant":
+            await work  # the same tenant may claim it again, which settle says
+        else:
+            with pytest.raises(Conflict):
+                await work
+            assert await alone(harness.store, name) == Missing()
+
+
+async def test_a_claim_is_not_shortened_by_its_own_exchange(harness: SQLHarness) -> None:
+    exchange = os.urandom(16)
+    await harness.store.commit(write(claimed(response("r", progress=Progress.PENDING), "c"), exchange=exchange))
+    await harness.store.commit(write(claimed(response("r", ttl=5.0), "c"), exchange=exchange))
+    await harness.advance(50)
+    with pytest.raises(Conflict):
+        await harness.store.commit(write(claimed(response("r2"), "c", b"other tenant")))
+
+
 async def test_an_ended_response_is_not_undone_by_its_own_exchange(harness: SQLHarness) -> None:
     exchange = os.urandom(16)
     await harness.store.commit(write(response("r", record=b"ended"), exchange=exchange))
@@ -150,25 +170,58 @@ async def test_deleted_and_expired_rows_are_settled_as_ever(harness: SQLHarness,
     assert (await found(harness.store, "expired")).record == b"late"
 
 
+@pytest.mark.parametrize("moment", ["before", "after"])
 async def test_an_outcome_that_is_not_known_is_read_back(
+    harness: SQLHarness, monkeypatch: pytest.MonkeyPatch, reads: Reads, moment: str
+) -> None:
+    original = AsyncConnection.commit
+    lost = [True]
+
+    async def commit(conn: AsyncConnection) -> None:
+        if not lost:
+            await original(conn)
+            return
+        lost.pop()
+        if moment == "after":
+            await original(conn)
+        raise Fault(FaultKind.LOST, "the connection broke")
+
+    monkeypatch.setattr(AsyncConnection, "commit", commit)
+    committed = await harness.store.commit(write(claimed(response("r"), "c"), item("i")))
+    assert committed.revisions == {key("r").current: 1, key("i", Kind.ITEM).current: 1}
+    assert (await found(harness.store, "r")).revision == 1
+    assert reads.count == 1
+
+
+async def test_a_fault_before_the_commit_is_no_unknown_outcome(
     harness: SQLHarness, monkeypatch: pytest.MonkeyPatch, reads: Reads
 ) -> None:
-    dialect = harness.store._dialect
-    original = dialect.put_at_once
+    async def slow(conn, puts):
+        raise Fault(FaultKind.SLOW, "no answer")
 
-    async def lost_after(conn, puts):
-        await original(conn, puts)
-        raise Fault(FaultKind.LOST, "after it was written")
+    monkeypatch.setattr(harness.store._dialect, "put_fresh", slow)
+    with pytest.raises(StoreUnavailable, match="in time"):
+        await harness.store.commit(write(response("r")))
+    assert reads.count == 0, "it is not tried again"
 
-    async def lost_before(conn, puts):
-        raise Fault(FaultKind.LOST, "before it was written")
 
-    for name, lost in (("after", lost_after), ("before", lost_before)):
-        monkeypatch.setattr(dialect, "put_at_once", lost)
-        committed = await harness.store.commit(write(response(name)))
-        assert committed.revisions == {key(name).current: 1}
-        assert (await found(harness.store, name)).revision == 1
-    assert reads.count == 2
+async def test_a_deadline_holds_while_another_has_the_lock(harness: SQLHarness) -> None:
+    """The caller is told in time, and the write does not take effect afterwards."""
+    loop = asyncio.get_running_loop()
+    sqlite = "sqlite" in harness.url
+    async with harness._engine.connect() as conn:
+        if sqlite:
+            await conn.exec_driver_sql("BEGIN IMMEDIATE")
+        else:
+            await conn.exec_driver_sql("LOCK TABLE homeport_state IN SHARE MODE")
+        start = loop.time()
+        with pytest.raises(StoreUnavailable, match="deadline"):
+            await harness.store.commit(write(response("r"), deadline=start + 0.3))
+        assert loop.time() - start < 0.6
+        await asyncio.sleep(0.3)
+        await conn.rollback()
+    await asyncio.sleep(0.5)
+    assert await alone(harness.store, "r") == Missing()
 
 
 async def test_one_that_the_database_does_not_take_spoils_no_other(harness: SQLHarness) -> None:
@@ -180,7 +233,7 @@ async def test_one_that_the_database_does_not_take_spoils_no_other(harness: SQLH
     assert [isinstance(o, Exception) for o in outcomes] == [False, False, True, False, False, False]
 
 
-async def test_a_key_that_appears_meanwhile_undoes_the_whole_statement(postgres_url: str) -> None:
+async def test_a_key_that_appears_meanwhile_undoes_it_all(postgres_url: str) -> None:
     """PostgreSQL: the row is there when the statement comes to it, but was not when it began."""
     harness = SQLHarness(postgres_url)
     await harness.store.open()
@@ -209,10 +262,11 @@ async def test_a_key_that_appears_meanwhile_undoes_the_whole_statement(postgres_
         [write(conversation("c"))],
         [write(response("r")), write(response("r"))],
         [write(response(key("r", keyring=ring(b"new", b"a secret"))))],
+        [write(claimed(response("r"), "c", older=(b"old" * 11,)))],
         [write(conversation("c", expected=1))],
         [],
     ],
-    ids=["forgets", "a conversation", "a key twice", "older secrets", "expects a revision", "nothing"],
+    ids=["forgets", "a conversation", "a key twice", "older secrets", "an older claim", "expects one", "nothing"],
 )
-def test_what_one_statement_cannot_decide_is_left_to_a_transaction(writes) -> None:
-    assert quick_plan(writes) is None
+def test_what_needs_a_look_is_settled_as_ever(writes) -> None:
+    assert fresh_plan(writes) is None
