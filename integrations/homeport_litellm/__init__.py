@@ -12,6 +12,8 @@ async def install() -> None:
     Raises ``RuntimeError`` for a LiteLLM that this version was not made for and ``ValueError`` for settings that do not
     do: LiteLLM then does not start.
     """
-    from homeport_litellm.mount import install as mount  # imports LiteLLM, which nobody else needs
-
+    try:
+        from homeport_litellm.mount import install as mount  # imports LiteLLM, which nobody else needs
+    except ImportError as error:
+        raise RuntimeError(f"homeport cannot work with this LiteLLM: {error}") from None
     await mount()

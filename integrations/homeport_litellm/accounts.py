@@ -16,7 +16,7 @@ from litellm.responses.main import _will_bridge_to_chat_completions
 
 from homeport import normalise_base_url
 
-__all__ = ["Account", "account_of", "is_bridged", "provider_of"]
+__all__ = ["Account", "account_of", "ambient", "is_bridged", "provider_of"]
 
 # What says who is asking, and does not change by the hour. An API version is the same place.
 _STATIC = (
@@ -32,6 +32,7 @@ _STATIC = (
 )
 _REGIONS = ("aws_region_name", "vertex_location", "region_name")
 _OPENAI = "https://api.openai.com"
+_VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "OPENAI_ORGANIZATION", "AZURE_API_BASE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,12 @@ def is_bridged(params: Mapping[str, Any], model_info: Mapping[str, Any]) -> bool
         dict(model_info),
         params.get("api_base"),
     )
+
+
+def ambient() -> tuple[object, ...]:
+    """What an account falls back to outside of its deployment: to see whether it has changed."""
+    configured = (litellm.api_base, litellm.api_key, litellm.openai_key, litellm.azure_key, litellm.organization)
+    return (*configured, *map(os.environ.get, _VARIABLES))
 
 
 def _first(configured: object, *variables: str) -> str:

@@ -14,15 +14,18 @@ __all__ = ["Call", "current_call"]
 class Call:
     """One request; ``path`` is decoded. LiteLLM's internal calls run in its context too.
 
-    ``turn`` is LiteLLM's id of the call that the request itself is. ``own_account``: the client brings credentials or
-    an address. ``owner_error`` is what the pinned upstream answered, after ``owner_hop`` fallbacks: later ones must not
-    hide it. ``rejection`` is what a request outside of the gate is answered with.
+    ``turn`` is LiteLLM's id of the call that the request itself is. ``own_account`` is the field by which the client
+    brings credentials or an address, ``inspected`` are the parts of the body that the gate has read, ``made`` the
+    upstream's ids of the responses so far. ``owner_error`` is what the pinned upstream answered, after ``owner_hop``
+    fallbacks: later ones must not hide it. ``rejection`` is what a request outside of the gate is answered with.
     """
 
     method: str
     path: str
     turn: str | None = None
-    own_account: bool = False
+    own_account: str | None = None
+    inspected: tuple[object, ...] = field(default=(), repr=False)
+    made: set[str] = field(default_factory=set, repr=False)
     owner_error: Exception | None = field(default=None, repr=False)
     owner_hop: int = 0
     rejection: Rejection | None = None

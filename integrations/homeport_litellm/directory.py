@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import litellm
 
 from homeport import Keyring, Upstream, fingerprint
-from homeport_litellm.accounts import Account, account_of, is_bridged, provider_of
+from homeport_litellm.accounts import Account, account_of, ambient, is_bridged, provider_of
 
 __all__ = ["BRIDGE", "PASSTHROUGH", "POLLING", "Deployment", "RouterDirectory", "deployment_id"]
 
@@ -73,11 +73,15 @@ class RouterDirectory:
         """The place that LiteLLM's pass-through to OpenAI reaches, under the name of a deployment of that account."""
         return self._current().passthrough
 
+    def among(self, pin: Upstream, deployments: Iterable[Deployment]) -> list[Deployment]:
+        """Those of ``deployments`` that share the state of ``pin``."""
+        known = self.upstreams()
+        named = ((d, known.get(deployment_id(d) or "")) for d in deployments)
+        return [d for d, upstream in named if upstream is not None and upstream.is_home_of(pin.fingerprint)]
+
     def at_home(self, pin: Upstream) -> Sequence[Deployment]:
         """The deployments that share the state of ``pin``, that one itself first."""
-        snapshot = self._current()
-        found = [d for n, d in snapshot.deployments.items() if snapshot.upstreams[n].fingerprint == pin.fingerprint]
-        return sorted(found, key=lambda d: deployment_id(d) != pin.name)
+        return sorted(self.among(pin, self._current().deployments.values()), key=lambda d: deployment_id(d) != pin.name)
 
     def provider(self, deployment: Deployment) -> str:
         """LiteLLM's name of the provider of ``deployment``."""
@@ -106,7 +110,7 @@ class RouterDirectory:
         listed: Sequence[Deployment] = tuple(router.model_list or ()) if router is not None else ()
         history = self._history()
         credentials = tuple(litellm.credential_list)
-        seen = (history, id(router), *map(id, credentials), *((id(d), _blocked(d)) for d in listed))
+        seen = (history, id(router), ambient(), *map(id, credentials), *((id(d), _blocked(d)) for d in listed))
         if seen != self._snapshot.seen or not self._snapshot.upstreams:
             self._snapshot = self._made(seen, (router, *listed, *credentials), listed, history)
         return self._snapshot

@@ -25,10 +25,11 @@ from homeport import (
     reject,
 )
 from homeport_litellm import ids, proxy, surfaces
+from homeport_litellm.called import admitted, continuation_of, departs
 from homeport_litellm.calls import Call, current_call
-from homeport_litellm.directory import Deployment, RouterDirectory, deployment_id
+from homeport_litellm.directory import RouterDirectory, deployment_id
 from homeport_litellm.pinning import NotServed, allowed, open_to, restored
-from homeport_litellm.steering import moves_account, steering_field
+from homeport_litellm.steering import HEADER_FIELDS, moves_account, steering_field
 from homeport_litellm.tenancy import tenant_of
 
 __all__ = ["RESPONSES_CALLS", "HomeportHooks"]
@@ -76,6 +77,7 @@ class HomeportHooks(CustomLogger):
         if call is None:
             return None
         exchange = current_exchange()
+        call.turn = data.get("litellm_call_id")
         try:
             if exchange is None:
                 self._check_surface(call, data, call_type)
@@ -83,7 +85,6 @@ class HomeportHooks(CustomLogger):
                 await self._admit(exchange, user_api_key_dict)
                 self._pass_through(exchange)
             elif call_type in RESPONSES_CALLS:
-                call.turn = data.get("litellm_call_id")
                 self._check_body(call, exchange, data, call_type)
                 await self._admit(exchange, user_api_key_dict)
                 self._apply_pin(exchange, data, call_type, team=user_api_key_dict.team_id)
@@ -139,13 +140,14 @@ class HomeportHooks(CustomLogger):
         """Refuse what steers around the pin, and a body that LiteLLM reads as something else than the gate."""
         # LiteLLM's copy of the body lacks credentials, and what it calls with has fields of its own.
         body = {**{k: v for k, v in data.items() if not k.startswith("_")}, **_client_fields(data)}
-        call.own_account = moves_account(body) is not None
+        call.own_account = moves_account(body)
+        call.inspected = (data.get("input"), data.get("tools"))
         known = self._directory.upstreams()
         field = steering_field(body, refers=bool(exchange.selectors), deployment_ids=known)
         if field is not None:
             text = f"The field '{field}' cannot be combined with stored state here, or not be used by clients at all."
             exchange.refuse(reject(Reason.AMBIGUOUS_SELECTOR, message=text, param=field))
-        if call_type in _BODY_CALLS and _selectors_of(data) != _continuations(exchange):
+        if call_type in _BODY_CALLS and continuation_of(data) != admitted(exchange.selectors):
             exchange.refuse(reject(Reason.AMBIGUOUS_SELECTOR))
         for selector in exchange.selectors:
             if selector.kind is Kind.RESPONSE and not selector.in_path and ids.is_polling(selector.id):
@@ -158,7 +160,7 @@ class HomeportHooks(CustomLogger):
         """LiteLLM's pass-through to OpenAI has one account: what is held there can be reached, nothing else."""
         there = self._directory.passthrough()
         pin = exchange.pin
-        if there is None or (pin is not None and pin.fingerprint != there.fingerprint):
+        if there is None or (pin is not None and not there.is_home_of(pin.fingerprint)):
             if exchange.selectors:
                 exchange.refuse(reject(Reason.UPSTREAM_NOT_CONFIGURED))
             exchange.served_by(None)
@@ -190,7 +192,7 @@ class HomeportHooks(CustomLogger):
         if call_type in _BODY_CALLS:
             # The owner's own error is the answer then; a fallback could only hide it.
             found = {deployment_id(d) for d in allowed(proxy.router(), str(data.get("model")), data)}
-            if any(deployment_id(d) in found for d in home):
+            if self._enforce and any(deployment_id(d) in found for d in home):
                 data["disable_fallbacks"] = True
 
     # While LiteLLM routes
@@ -206,13 +208,13 @@ class HomeportHooks(CustomLogger):
         call, exchange, request = current_call.get(), current_exchange(), request_kwargs or {}
         if call is None or exchange is None or exchange.pin is None or not _is_turn(call, request):
             return healthy_deployments
-        if call.owner_error is not None and _hop(request) != call.owner_hop:
+        if self._enforce and call.owner_error is not None and _hop(request) != call.owner_hop:
             raise call.owner_error  # a fallback; a retry of the same hop is for the owner again
         pin = exchange.pin
-        healthy = self._of(pin, healthy_deployments)
+        healthy = self._directory.among(pin, healthy_deployments)
         if healthy:
             return healthy
-        home = self._of(pin, allowed(proxy.router(), model, request))
+        home = self._directory.among(pin, allowed(proxy.router(), model, request))
         if not home:
             return self._unless_enforced(healthy_deployments, Reason.UPSTREAM_NOT_CONFIGURED, model)
         left = await restored(
@@ -231,22 +233,17 @@ class HomeportHooks(CustomLogger):
             raise NotServed(reject(reason), model)
         return healthy
 
-    def _of(self, pin: Upstream, deployments: Any) -> list[Deployment]:
-        found = []
-        for deployment in deployments:
-            upstream = self._directory.get(deployment_id(deployment))
-            if upstream is not None and upstream.fingerprint == pin.fingerprint:
-                found.append(deployment)
-        return found
-
     async def async_pre_call_deployment_hook(self, kwargs: dict[str, Any], call_type: Any) -> dict[str, Any] | None:
         call, exchange = current_call.get(), current_exchange()
         name = str(getattr(call_type, "value", call_type))
         if call is None:
             return None
         if exchange is None:
+            own = call.turn is None or kwargs.get("litellm_call_id") == call.turn
             try:
-                self._check_surface(call, _client_fields(kwargs) or kwargs, name, kwargs)
+                self._check_surface(call, _client_fields(kwargs) or kwargs, name, kwargs if own else None)
+                if continuation_of(kwargs).response not in call.made:
+                    self._check_surface(call, kwargs, "")
             except Rejected as rejected:
                 raise NotServed(rejected.rejection, str(kwargs.get("model"))) from None
             return None
@@ -254,15 +251,28 @@ class HomeportHooks(CustomLogger):
             exchange.served_by(self._directory.of_call(kwargs))
         if name not in RESPONSES_CALLS:
             return None
-        served = self._directory.get((kwargs.get("model_info") or {}).get("id"))
-        if served is not None and call.own_account and not self._directory.uses_account_of(served, kwargs):
-            served = None  # the client's own account: nobody else could be sent back to it
-        if self._enforce and _is_turn(call, kwargs):
-            pin = exchange.pin
-            if pin is not None and (served is None or served.fingerprint != pin.fingerprint):
-                raise NotServed(reject(Reason.PIN_VIOLATED), str(kwargs.get("model")))
+        turn = _is_turn(call, kwargs)
+        if (
+            self._enforce
+            and name in _BODY_CALLS
+            and departs(kwargs, exchange.selectors, turn=turn, made=call.made, inspected=call.inspected)
+        ):
+            raise NotServed(reject(Reason.AMBIGUOUS_SELECTOR), str(kwargs.get("model")))
+        served = self._served_by(call, kwargs)
+        pin = exchange.pin
+        if self._enforce and turn and pin is not None and (served is None or not served.is_home_of(pin.fingerprint)):
+            raise NotServed(reject(Reason.PIN_VIOLATED), str(kwargs.get("model")))
         exchange.served_by(served)
         return self._with_conversation(kwargs)
+
+    def _served_by(self, call: Call, kwargs: Mapping[str, Any]) -> Upstream | None:
+        """The upstream of the deployment, None where the client's own account is used instead of it."""
+        served = self._directory.get((kwargs.get("model_info") or {}).get("id"))
+        if served is None or call.own_account is None:
+            return served
+        # Nobody else could be sent back to it, and headers are in no account that could be compared.
+        same = call.own_account not in HEADER_FIELDS and self._directory.uses_account_of(served, kwargs)
+        return served if same else None
 
     def _with_conversation(self, kwargs: dict[str, Any]) -> dict[str, Any] | None:
         conversation = kwargs.get("conversation")
@@ -270,6 +280,13 @@ class HomeportHooks(CustomLogger):
             return None
         # LiteLLM knows no such parameter and would drop it.
         return {**kwargs, "extra_body": {**(kwargs.get("extra_body") or {}), "conversation": conversation}}
+
+    async def async_post_call_success_deployment_hook(
+        self, request_data: dict[str, Any], response: Any, call_type: Any
+    ) -> None:
+        call, made = current_call.get(), getattr(response, "id", None)
+        if call is not None and isinstance(made, str):
+            call.made.add(ids.canonical(Kind.RESPONSE, made))
 
     async def async_post_call_failure_deployment_hook(
         self,
@@ -329,24 +346,6 @@ def _spoken_by(error: Exception) -> HTTPException:
         detail=str(getattr(error, "message", error)),
         headers=get_response_headers(dict(headers)) if headers else None,
     )
-
-
-def _selectors_of(data: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The response, in its one spelling, and the conversation that LiteLLM reads in a body."""
-    previous, conversation = data.get("previous_response_id"), data.get("conversation")
-    if isinstance(conversation, Mapping):
-        conversation = conversation.get("id")
-    return (
-        ids.canonical(Kind.RESPONSE, previous) if isinstance(previous, str) and previous else None,
-        conversation if isinstance(conversation, str) and conversation else None,
-    )
-
-
-def _continuations(exchange: Exchange) -> tuple[str | None, str | None]:
-    """The same as the gate has read it."""
-    found = {s.kind: s.id for s in reversed(exchange.selectors) if not s.in_path}
-    previous = found.get(Kind.RESPONSE)
-    return (None if previous is None else ids.canonical(Kind.RESPONSE, previous), found.get(Kind.CONVERSATION))
 
 
 def _client_fields(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

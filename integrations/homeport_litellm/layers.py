@@ -82,7 +82,8 @@ class CallLayer:
             await _send(rejection, scope, self._settings, send)
             return message
         outcome = (OUTCOME_HEADER.encode(), f"would-reject/{rejection.reason.value}".encode())
-        return {**message, "headers": [*message.get("headers", ()), outcome]}
+        others = [(k, v) for k, v in message.get("headers", ()) if k.lower() != outcome[0]]
+        return {**message, "headers": [*others, outcome]}
 
     def _check_credential(self, scope: Scope) -> None:
         """Below some prefixes LiteLLM takes a header before all others: the tenant would be that of another key."""

@@ -29,13 +29,13 @@ def mount(app: Any) -> ContinuationMiddleware | None:
 
     Raises ``RuntimeError`` or ``ValueError`` before anything has been changed.
     """
+    selftest.check()
+    settings = load_settings()
     if app.middleware_stack is None:
         app.middleware_stack = app.build_middleware_stack()
     outer, inner = _seam(app.middleware_stack)
     if isinstance(inner, CallLayer) or isinstance(outer, CallLayer):
         return None
-    selftest.check()
-    settings = load_settings()
     directory = RouterDirectory(
         Keyring(settings.secret_bytes, namespace=settings.namespace, route=settings.route),
         router=proxy.router,

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from homeport import Keyring, Rejected, Settings, Tenant, Upstream
+from homeport import Adapter, Keyring, Rejected, Settings, Tenant, Upstream
 from homeport_litellm.tenancy import tenant_of
 
-__all__ = ["tenant_from", "upstream_from"]
+__all__ = ["adapter", "tenant_from", "upstream_from"]
+
+
+# Where an account may come from that is not in the list of models.
+_ELSEWHERE = ("credential_list", "environment_variables", "include")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,13 @@ def tenant_from(fields: Mapping[str, str], settings: Settings) -> Tenant:
         return tenant_of(identity, policy=settings.litellm_tenant, authenticates=True)
     except Rejected:
         raise ValueError("a tenant in LiteLLM is named by team=, user= or key=, with a value") from None
+
+
+def adapter() -> Adapter:
+    """What opens the ids that LiteLLM gives out; it needs the proxy's LITELLM_SALT_KEY."""
+    from homeport_litellm.adapter import LiteLLMAdapter
+
+    return LiteLLMAdapter(key_header=lambda: None)
 
 
 def upstream_from(config: Path, name: str, settings: Settings) -> Upstream:
@@ -57,14 +68,25 @@ def upstream_from(config: Path, name: str, settings: Settings) -> Upstream:
     )
     found = {
         upstream.fingerprint: upstream
-        for deployment in router.model_list
-        if name in (deployment_id(deployment), deployment["model_name"], _label(deployment))
-        and (upstream := directory.get(deployment_id(deployment))) is not None
+        for deployment in _meant(router, name)
+        if (upstream := directory.get(deployment_id(deployment))) is not None
     }
+    if any(name in read for name in _ELSEWHERE) and not all(_label(d) for d in _meant(router, name)):
+        raise ValueError(
+            "with credentials or variables in the configuration a deployment needs a homeport_upstream label"
+        )
     if len(found) != 1:
         problem = "no deployment" if not found else "deployments of different accounts"
         raise ValueError(f"{problem} in the LiteLLM configuration with this id, label or model group")
     return found.popitem()[1]
+
+
+def _meant(router: Any, name: str) -> list[Mapping[str, Any]]:
+    return [
+        deployment
+        for deployment in router.model_list
+        if name in ((deployment.get("model_info") or {}).get("id"), deployment["model_name"], _label(deployment))
+    ]
 
 
 def _label(deployment: Mapping[str, Any]) -> str | None:

@@ -25,6 +25,7 @@ _HOOKS = (
     "async_pre_call_hook",
     "async_filter_deployments",
     "async_pre_call_deployment_hook",
+    "async_post_call_success_deployment_hook",
     "async_post_call_failure_deployment_hook",
     "async_post_call_failure_hook",
 )

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-__all__ = ["moves_account", "steering_field"]
+__all__ = ["HEADER_FIELDS", "moves_account", "steering_field"]
+
+HEADER_FIELDS = ("extra_headers", "headers")
+"""Fields with headers for the upstream."""
+
+_FALLBACKS = ("fallbacks", "context_window_fallbacks", "content_policy_fallbacks")
+_MERGED = frozenset({"kwargs", "extra_body", "litellm_call_id", "litellm_logging_obj", "additional_drop_params"})
 
 # LiteLLM's own: never a client's business. ``_litellm_addressed_response_id`` overrides previous_response_id.
 _INTERNAL = "_litellm"
@@ -50,6 +56,11 @@ def steering_field(body: Mapping[str, object], *, refers: bool, deployment_ids: 
     for name in body:
         if name.casefold().startswith(_INTERNAL):
             return name
+    if body.get("kwargs"):
+        return "kwargs"  # LiteLLM merges it over the body
+    for name in _FALLBACKS:
+        if any(_overrides(target, refers=refers) for target in _targets(body.get(name))):
+            return name
     extra = body.get("extra_body")
     if isinstance(extra, Mapping):
         for name in extra:
@@ -62,7 +73,7 @@ def steering_field(body: Mapping[str, object], *, refers: bool, deployment_ids: 
     model = body.get("model")
     if isinstance(model, str) and model in deployment_ids:
         return "model"
-    return next((name for name in _ROUTING if body.get(name)), None) or moves_account(body)
+    return next((name for name in (*_ROUTING, "additional_drop_params") if body.get(name)), None) or moves_account(body)
 
 
 def moves_account(body: Mapping[str, object]) -> str | None:
@@ -70,8 +81,26 @@ def moves_account(body: Mapping[str, object]) -> str | None:
     named = next((name for name in _ACCOUNT if body.get(name)), None)
     if named is not None:
         return named
-    for name in ("extra_headers", "headers"):
+    for name in HEADER_FIELDS:
         headers = body.get(name)
+        if headers and not isinstance(headers, Mapping):
+            return name  # a list of pairs, which the HTTP client takes as well
         if isinstance(headers, Mapping) and any(str(h).casefold() in _ACCOUNT_HEADERS for h in headers):
             return name
     return None
+
+
+def _targets(fallbacks: object) -> list[Mapping[str, object]]:
+    """The fallbacks that are fields to be merged over the body, at whatever depth LiteLLM takes them."""
+    if isinstance(fallbacks, Mapping):
+        inner = [target for value in fallbacks.values() if isinstance(value, list) for target in _targets(value)]
+        return [fallbacks, *inner] if "model" in fallbacks else inner
+    if isinstance(fallbacks, list):
+        return [target for element in fallbacks for target in _targets(element)]
+    return []
+
+
+def _overrides(target: Mapping[str, object], *, refers: bool) -> bool:
+    """Whether such a fallback would change what the request refers to, or anything beside the model if it refers."""
+    others = {str(name).casefold() for name in target} - {"model"}
+    return bool(others) if refers else bool(others & _READ | {n for n in others if n in _MERGED or n.startswith("_")})

@@ -77,8 +77,8 @@ def surface_of(call_type: str) -> str:
 
 def refers_to_state(call_type: str, body: Mapping[str, object]) -> bool:
     """Whether what a client has sent refers to stored state, as far as this call would take it."""
-    extra = body.get("extra_body")
-    for fields in (body, extra if isinstance(extra, Mapping) else {}):
+    nested = (body.get(name) for name in ("extra_body", "kwargs"))
+    for fields in (body, *(n for n in nested if isinstance(n, Mapping))):
         if any(fields.get(name) for name in _SELECTORS) or names_items(call_type, fields):
             return True
     return False

@@ -110,7 +110,7 @@ def register(
     A value of - is read from standard input. Exit code 0 when it is recorded, or was; 1 if it is somebody else's, 2 for
     arguments or settings that do not do, 3 if the store does not take it.
     """
-    work = importlib.import_module("homeport.registering")
+    work = importlib.import_module("homeport.commands.register")
     try:
         work.run(kind, opaque_id, upstream, _pairs(tenant or []), litellm_config)
     except ModuleNotFoundError as error:
@@ -131,7 +131,7 @@ def check(
 
     Exit code 0 if it does, 1 if something else answered, 2 for arguments that do not do, 3 if nothing did.
     """
-    work = importlib.import_module("homeport.checking")
+    work = importlib.import_module("homeport.commands.check")
     try:
         verdict = work.ask(url, key_env)
     except ValueError as error:

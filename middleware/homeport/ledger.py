@@ -181,6 +181,15 @@ class Ledger:
             raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
         return Record(owner.name, owner.fingerprint, ttl=self._settings.ttl)
 
+    async def registered(self, kind: Kind, opaque_id: str, owner: Upstream) -> None:
+        """Own state that was made elsewhere; what was deleted stays so.
+
+        Raises :class:`Rejected` with OWNER_CONFLICT or COMMIT_FAILED.
+        """
+        ttl = None if kind is Kind.CONVERSATION else self._settings.ttl
+        counted = kind is not Kind.CONTAINER
+        await self._commit(owner, [self._alias(kind, opaque_id, owner, ttl=ttl, counted=counted)])
+
     async def deleted(self, selector: Selector) -> None:
         """Leave a tombstone, best effort: the upstream has deleted it, whatever becomes of the record."""
         with contextlib.suppress(StoreUnavailable):

@@ -88,6 +88,8 @@ class Responder:
         self._over = False
         self._alone = False  # the app answers without state, and nobody is asked
         self._admitted = False
+        self._decided = False
+        self._refused = False  # by the app itself
         self._admission = asyncio.Lock()  # one admission at a time: the second caller waits for what the first finds
         self.pin: Upstream | None = None
         self.tenant: Tenant | None = None
@@ -375,16 +377,20 @@ class Responder:
         if self._over or self.tenant not in (None, tenant):
             raise RuntimeError("exchange.admit() was called after the end, or for a second tenant")
         async with self._admission:
-            if self._admitted:
+            if self._refused and self._rejection is not None:
+                raise Rejected(self._rejection)
+            if self._decided:
                 return
             self._rejection = None
             try:
                 await self._decide(tenant, adopt)
             except Rejected as rejected:
                 self._refuse(rejected.rejection, stands=True)
+            self._decided = True
 
     def refuse(self, rejection: Rejection) -> None:
         if not self._over:
+            self._refused = True
             self._refuse(rejection, stands=True)
 
     # What an answer tells (homeport.answers.Recorder)

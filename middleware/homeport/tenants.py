@@ -122,6 +122,27 @@ class TenantPolicy:
         if self._signature is not None:
             signed = list(zip(self._headers, values, strict=True))
             self._verify(self._signatures(headers), signed, method=method, target=target, body=body, now=now)
+        return self._by_headers(values)
+
+    def named(self, fields: Mapping[str, str]) -> Tenant:
+        """The tenant of a request with these header fields, or with the key ``credential``, for who is trusted anyway.
+
+        Raises :class:`Rejected` for values that no request could have, ``ValueError`` for other names than the mode's.
+        """
+        wanted = {"headers": set(self._headers), "single": set(), "credential": {"credential"}}.get(self._mode)
+        if wanted is None or fields.keys() != wanted:
+            names = ", ".join(f"{name}=" for name in sorted(wanted or ())) or "nothing"
+            raise ValueError(f"a tenant in HOMEPORT_TENANT_MODE={self._mode} is named by {names}")
+        given = [(name.encode(), value.encode()) for name, value in fields.items()]
+        match self._mode:
+            case "single":
+                return Tenant((b"single",))
+            case "credential":
+                return _by_credential([(b"authorization", b"Bearer " + value) for _, value in given], self._claims)
+            case _:
+                return self._by_headers(self._values(given))
+
+    def _by_headers(self, values: Sequence[bytes]) -> Tenant:
         fields = (field for name, value in zip(self._names, values, strict=True) for field in (name, value.strip(_OWS)))
         return Tenant((b"headers", *fields))
 

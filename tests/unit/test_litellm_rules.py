@@ -109,6 +109,11 @@ def field(body, refers=True) -> str | None:
         {"extra_body": {"input": []}},
         {"extra_body": {"_litellm_x": 1}},
         {"extra_body": "text"},
+        {"kwargs": {"previous_response_id": "x"}},
+        {"fallbacks": [{"model": "gpt", "previous_response_id": "x"}]},
+        {"fallbacks": [{"gpt": [{"model": "other", "Extra_Body": {}}]}]},
+        {"context_window_fallbacks": [{"model": "gpt", "litellm_call_id": "x"}]},
+        {"content_policy_fallbacks": [[{"model": "gpt", "kwargs": {}}]]},
     ],
 )
 def test_what_is_never_a_clients_business(body) -> None:
@@ -128,6 +133,9 @@ def test_what_is_never_a_clients_business(body) -> None:
         {"user_config": {}} | {"user_config": {"model_list": []}},
         {"extra_headers": {"Authorization": "x"}},
         {"headers": {"OpenAI-Project": "x"}},
+        {"extra_headers": [["Authorization", "Bearer x"]]},
+        {"additional_drop_params": ["previous_response_id"]},
+        {"fallbacks": [{"model": "gpt", "timeout": 5}]},
     ],
 )
 def test_what_steers_is_refused_together_with_stored_state(body) -> None:
@@ -140,6 +148,7 @@ def test_what_steers_is_refused_together_with_stored_state(body) -> None:
     [
         {"model": "gpt", "input": "x", "previous_response_id": "r"},
         {"fallbacks": ["other"], "_target_order": 2},
+        {"fallbacks": [{"gpt": ["other"]}, {"model": "third"}]},
         {"extra_body": {"service_tier": "flex"}},
         {"extra_body": None},
         {"extra_headers": {"x-trace": "1"}},
@@ -172,6 +181,7 @@ def test_which_surface_a_call_is() -> None:
         ("acompletion", {"messages": [], "previous_response_id": None}, False),
         ("acompletion", {"extra_body": {"conversation": "c"}}, True),
         ("acompletion", {"extra_body": {"input": [{"id": "i"}]}}, True),
+        ("acompletion", {"kwargs": {"previous_response_id": "r"}}, True),
         ("acompletion", {"_litellm_addressed_response_id": "r"}, True),
         ("aresponses", {"input": "hi"}, False),
         ("aresponses", {"input": [{"type": "item_reference", "id": "i"}]}, True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import secrets
 import urllib.error
@@ -25,6 +26,13 @@ class Verdict:
     code: int
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """The key is for the host that was named."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
 def ask(url: str, key_env: str | None) -> Verdict:
     """Ask the API at ``url`` for a response that does not exist, with the key in the variable ``key_env``.
 
@@ -38,12 +46,12 @@ def ask(url: str, key_env: str | None) -> Verdict:
             raise ValueError(f"the environment variable {key_env} holds no key")
         request.add_header("authorization", f"Bearer {key}")
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:  # noqa: S310
+        with urllib.request.build_opener(_NoRedirects).open(request, timeout=_TIMEOUT) as answer:
             return _judge(answer.status, answer.headers.get(OUTCOME_HEADER))
     except urllib.error.HTTPError as error:
         with error:
             return _judge(error.code, error.headers.get(OUTCOME_HEADER))
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         return Verdict(f"nothing answers there ({type(error).__name__})", 3)
 
 
@@ -54,4 +62,8 @@ def _judge(status: int, outcome: str | None) -> Verdict:
         return Verdict(f"homeport is there, but answered {outcome} ({status}); is the key right?", 1)
     if status in (401, 403):
         return Verdict(f"the key was not accepted ({status}); give one with --key-env", 1)
+    if status >= 500:
+        return Verdict(
+            f"nobody can say: the server failed first ({status}); give a key that it knows with --key-env", 1
+        )
     return Verdict(f"homeport is NOT there: something else answered ({status})", 1)
