@@ -1,13 +1,50 @@
-"""What is remembered of one HTTP request between LiteLLM's hooks."""
+"""LiteLLM's calls: which of them are ours, and what is remembered of one HTTP request between its hooks."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 from homeport import Rejection
 
-__all__ = ["Call", "current_call"]
+__all__ = [
+    "BODY_CALLS",
+    "CONTAINER_CALLS",
+    "RESPONSES_CALLS",
+    "Call",
+    "client_fields",
+    "current_call",
+    "fallbacks_before",
+    "is_turn",
+]
+
+
+RESPONSES_CALLS = {
+    "aresponses": "previous_response_id",
+    "acompact_responses": "previous_response_id",
+    "aget_responses": "response_id",
+    "adelete_responses": "response_id",
+    "acancel_responses": "response_id",
+    "alist_input_items": "response_id",
+}
+"""LiteLLM's names of Responses calls, and the field of each that names a response."""
+
+CONTAINER_CALLS = frozenset(
+    {
+        "acreate_container",
+        "aretrieve_container",
+        "adelete_container",
+        "aupload_container_file",
+        "alist_container_files",
+        "aretrieve_container_file",
+        "adelete_container_file",
+        "aretrieve_container_file_content",
+    }
+)
+BODY_CALLS = ("aresponses", "acompact_responses")
+"""Those that have a body which may refer to state."""
 
 
 @dataclass(slots=True)
@@ -32,3 +69,22 @@ class Call:
 
 
 current_call: ContextVar[Call | None] = ContextVar("homeport_litellm_call", default=None)
+
+
+def is_turn(call: Call, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of LiteLLM's is the request itself, or continues it: not a guardrail's judge, or an embedding."""
+    if call.turn is not None and kwargs.get("litellm_call_id") == call.turn:
+        return True
+    return bool(kwargs.get("previous_response_id"))
+
+
+def fallbacks_before(kwargs: Mapping[str, Any]) -> int:
+    """How many fallbacks there were before this call."""
+    depth = kwargs.get("fallback_depth")
+    return depth if isinstance(depth, int) else 0
+
+
+def client_fields(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The body as the client sent it, as far as LiteLLM keeps it: credentials are left out."""
+    body = (kwargs.get("proxy_server_request") or {}).get("body")
+    return body if isinstance(body, Mapping) else {}

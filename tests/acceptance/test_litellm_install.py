@@ -117,6 +117,9 @@ def test_the_asgi_app_serves_and_the_hook_finds_it_there(fleet: Fleet) -> None:
 def test_mounted_twice_it_is_there_once(fleet: Fleet, name: str) -> None:
     """The hook is listed twice, or stands beside the ASGI app: a turn is still one request and one record."""
     proxy = fleet[name]
+    for each in (proxy, fleet["pair"]):  # so that both stores are there
+        passed(each.post({"model": "gpt", "input": "0"}))
+    fleet.clear()
     added = []
     for once in (name, "pair"):
         database = Path(fleet.database(once).partition("///")[2])

@@ -55,6 +55,16 @@ def test_what_was_made_elsewhere_is_registered_and_continued(sqlite_url, upstrea
         assert made not in taken.stderr
 
 
+def test_what_was_deleted_is_not_registered_again(sqlite_url, upstream) -> None:
+    a, b = upstream
+    with run_homeport({"a": a, "b": b}, sqlite_url) as replica:
+        made = client(replica, "sk-mine").responses.create(model="m", input="first")
+        client(replica, "sk-mine").responses.delete(made.id)
+    owner = made.output_text[0]
+    done = register(sqlite_url, a, b, "response", made.id, "--upstream", owner, "--tenant", "credential=sk-mine")
+    assert (done.returncode, "was deleted" in done.stderr) == (1, True), done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "settings", "problem"),
     [
@@ -62,6 +72,8 @@ def test_what_was_made_elsewhere_is_registered_and_continued(sqlite_url, upstrea
         (("response", "x", "--upstream", "c", "--tenant", "credential=k"), {}, "no upstream of this name"),
         (("response", "x", "--upstream", "a", "--tenant", "team=t"), {}, "credential="),
         (("response", "x", "--upstream", "a", "--tenant", "credential"), {}, "name=value"),
+        (("response", "x", "--upstream", "a", "--tenant", "credential=a b"), {}, "no request could have"),
+        (("response", "x", "--upstream", "a"), {"tenant_mode": "host"}, "HOMEPORT_TENANT_MODE=host"),
         (("response", "x", "--upstream", "a"), {"database_url": "memory://", "tenant_mode": "single"}, "memory://"),
         (("response", "x", "--upstream", "a"), {"upstreams": ""}, "HOMEPORT_UPSTREAMS"),
     ],
@@ -103,6 +115,10 @@ def test_the_deployment_of_a_litellm_configuration(sqlite_url, upstream, tmp_pat
     common = ("register", "conversation", "conv_1", "--litellm", str(config), "--tenant", "team=t")
     done = homeport(*common, "--upstream", "one", database_url=sqlite_url)
     assert done.returncode == 0, done.stderr
+    config.write_text(json.dumps({"model_list": [{**entries[0], "model_info": {}}], "credential_list": []}))
+    bare = homeport(*common, "--upstream", "gpt", database_url=sqlite_url)
+    assert (bare.returncode, "label" in bare.stderr) == (2, True), "its account may come from elsewhere"
+    config.write_text(json.dumps({"model_list": entries}))
     for name, problem in (("gpt", "different accounts"), ("three", "no deployment")):
         wrong = homeport(*common, "--upstream", name, database_url=sqlite_url)
         assert wrong.returncode == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from homeport import Adapter, Kind, Operation, Reason, Rejected, Tenant, Upstream, reject
@@ -118,6 +120,34 @@ async def test_a_refusal_of_the_app_stands_whatever_it_answers() -> None:
 
     answer = await call(host(app, CountingStore()), "POST", "/v1/responses", {})
     assert (answer.status, answer.code) == (400, "ambiguous_selector")
+
+
+async def test_a_later_admission_does_not_undo_a_refusal_of_the_app() -> None:
+    async def app(scope, receive, send):
+        exchange = scope["state"]["homeport"]
+        for again in (lambda: exchange.refuse(reject(Reason.AMBIGUOUS_SELECTOR)), lambda: None):
+            with contextlib.suppress(Rejected):
+                again()
+        with pytest.raises(Rejected):
+            await exchange.admit(TENANT)
+        exchange.served_by(A)
+        await respond(response("x"), by=False)(scope, receive, send)
+
+    answer = await call(host(app, CountingStore()), "POST", "/v1/responses", {})
+    assert (answer.status, answer.code) == (400, "ambiguous_selector")
+
+
+async def test_a_decided_tenant_is_not_decided_again_in_mode_observe() -> None:
+    store = CountingStore()
+    adopt, asked = adopts(None)
+
+    async def app(scope, receive, send):
+        for _ in range(3):
+            await scope["state"]["homeport"].admit(TENANT, adopt)
+        await respond({}, status=404, by=False)(scope, receive, send)
+
+    await call(host(app, store, mode="observe"), "POST", "/v1/responses", {"previous_response_id": "x"})
+    assert len(asked) == 1
 
 
 async def test_in_mode_observe_a_refusal_is_noted_only() -> None:

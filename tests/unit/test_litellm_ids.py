@@ -12,14 +12,16 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import litellm
+    from litellm.integrations.custom_logger import CustomLogger
     from litellm.proxy.common_utils.encrypt_decrypt_utils import encrypt_value_helper
     from litellm.router import Router
+    from litellm.router_utils.pre_call_checks.responses_api_deployment_check import ResponsesApiDeploymentCheck
 
     from homeport_litellm import ids, selftest
     from homeport_litellm.accounts import account_of, is_bridged
     from homeport_litellm.adapter import LiteLLMAdapter
     from homeport_litellm.directory import PASSTHROUGH, POLLING, RouterDirectory
-    from homeport_litellm.pinning import allowed, open_to
+    from homeport_litellm.pinning import allowed, open_to, restored
 
 from homeport import Keyring, Kind, Operation, Upstream
 
@@ -313,6 +315,34 @@ def test_a_deployment_of_another_team_is_not_allowed() -> None:
     metadata = {"metadata": {"user_api_key_team_id": "t2"}}
     assert [d["model_info"]["id"] for d in allowed(router, "gpt", metadata)] == ["1"]
     assert open_to([entry("1", info={"team_id": "t1"}), entry("2")], "t2") == [entry("2")]
+
+
+class Forbids(CustomLogger):
+    def __init__(self, *names, error=None) -> None:
+        super().__init__()
+        self.names, self.error = names, error
+
+    async def async_filter_deployments(
+        self, model, healthy_deployments, messages, request_kwargs=None, parent_otel_span=None
+    ):
+        if self.error is not None:
+            raise self.error
+        return [d for d in healthy_deployments if d["model_info"]["id"] not in self.names]
+
+
+async def left(*callbacks, home=("1", "2"), **info) -> list[str]:
+    deployments = [entry(name, info=info) for name in home]
+    found = await restored(callbacks, None, deployments, model="gpt", messages=None, request={}, span=None)
+    return [d["model_info"]["id"] for d in found]
+
+
+async def test_what_was_removed_comes_back_unless_something_forbids_it() -> None:
+    assert await left() == ["1", "2"]
+    assert await left(Forbids("1")) == ["2"]
+    assert await left(Forbids("1", "2")) == []
+    assert await left(Forbids(error=ValueError("over budget"))) == []
+    assert await left(ResponsesApiDeploymentCheck(), "langfuse") == ["1", "2"], "a favourite forbids nothing"
+    assert await left(blocked=True) == []
 
 
 # The adapter
