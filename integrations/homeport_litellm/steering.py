@@ -10,7 +10,6 @@ HEADER_FIELDS = ("extra_headers", "headers")
 """Fields with headers for the upstream."""
 
 _FALLBACKS = ("fallbacks", "context_window_fallbacks", "content_policy_fallbacks")
-_MERGED = frozenset({"kwargs", "extra_body", "litellm_call_id", "litellm_logging_obj", "additional_drop_params"})
 
 # LiteLLM's own: never a client's business. ``_litellm_addressed_response_id`` overrides previous_response_id.
 _INTERNAL = "_litellm"
@@ -30,6 +29,18 @@ _ACCOUNT = (
 )
 _ACCOUNT_HEADERS = frozenset(
     {"authorization", "api-key", "x-api-key", "openai-organization", "openai-project", "x-litellm-api-key", "host"}
+)
+# In a fallback they would be merged over what has been looked at.
+_MERGED = frozenset(
+    {
+        "kwargs",
+        "extra_body",
+        "litellm_call_id",
+        "litellm_logging_obj",
+        "additional_drop_params",
+        *_ACCOUNT,
+        *HEADER_FIELDS,
+    }
 )
 # What the gate reads at the top of the body; merged over it, they would not be what it has read.
 _READ = frozenset(

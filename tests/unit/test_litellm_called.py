@@ -11,8 +11,13 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from homeport_litellm.called import Continuation, admitted, continuation_of, departs
+    from homeport_litellm.calls import Call, current_call
+    from homeport_litellm.hooks import HomeportHooks
+    from homeport_litellm.pinning import NotServed
 
 from homeport import Kind, Selector
+from homeport.exchange import Exchange, exchange_scope
+from support.asgi import settings
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # LiteLLM's own
 
@@ -105,3 +110,31 @@ def test_what_a_body_and_a_request_continue() -> None:
     in_path = Selector(Kind.RESPONSE, "p", in_path=True)
     assert admitted((in_path, *RESPONSE)) == Continuation("r")
     assert admitted((in_path, *ITEM)) == Continuation()
+
+
+class Port:
+    def __init__(self, *selectors) -> None:
+        self.selectors, self.pin, self.reports = selectors, None, []
+
+    def report(self, upstream) -> None:
+        self.reports.append(upstream)
+
+
+class NoDirectory:
+    def get(self, name):
+        return None
+
+
+@pytest.mark.parametrize("name", ["aresponses", "acompact_responses"])
+async def test_the_hook_lets_no_call_depart_whatever_the_body_said(name) -> None:
+    hooks, port = HomeportHooks(settings(tenant_mode="host"), NoDirectory()), Port(*RESPONSE)
+    token = current_call.set(Call("POST", "/v1/responses", turn="t"))
+    try:
+        with exchange_scope(Exchange(port)):
+            kwargs = {"input": "x", "litellm_call_id": "t", "previous_response_id": "r"}
+            await hooks.async_pre_call_deployment_hook(dict(kwargs), name)
+            with pytest.raises(NotServed):
+                await hooks.async_pre_call_deployment_hook({**kwargs, "previous_response_id": "another"}, name)
+    finally:
+        current_call.reset(token)
+    assert port.reports == [None], "the second call is not made"

@@ -114,6 +114,8 @@ def field(body, refers=True) -> str | None:
         {"fallbacks": [{"gpt": [{"model": "other", "Extra_Body": {}}]}]},
         {"context_window_fallbacks": [{"model": "gpt", "litellm_call_id": "x"}]},
         {"content_policy_fallbacks": [[{"model": "gpt", "kwargs": {}}]]},
+        {"fallbacks": [{"model": "gpt", "api_key": "mine"}]},
+        {"fallbacks": [{"model": "gpt", "extra_headers": {"authorization": "mine"}}]},
     ],
 )
 def test_what_is_never_a_clients_business(body) -> None:
