@@ -67,7 +67,7 @@ class CallLayer:
 
         try:
             self._check_credential(scope)
-            receive = await self._checked(call, scope, receive)
+            scope, receive = await self._checked(call, scope, receive)
             await self.gate(scope, receive, answer)
         except ClientGone:
             return
@@ -91,10 +91,10 @@ class CallLayer:
         if self._settings.tenant_mode == "credential" and _OTHER_KEY in names and self.gate.gates(scope):
             raise _Refused(reject(Reason.TENANT_AMBIGUOUS))
 
-    async def _checked(self, call: Call, scope: Scope, receive: Receive) -> Receive:
-        """What LiteLLM may read of the request. Raises :class:`_Refused` for what no hook of LiteLLM's would see."""
+    async def _checked(self, call: Call, scope: Scope, receive: Receive) -> tuple[Scope, Receive]:
+        """The request as LiteLLM may read it. Raises :class:`_Refused` for what no hook of LiteLLM's would see."""
         if call.path in _NATIVE:
-            return receive  # nearly all of them: what follows is for everything else
+            return scope, receive  # nearly all of them: what follows is for everything else
         if call.method not in _READS and any(ids.is_polling(segment) for segment in call.path.split("/")):
             # Reading is checked before the answer goes out.
             text = "This gateway cannot tell whose polled response it is before it is cancelled or deleted."
@@ -102,12 +102,12 @@ class CallLayer:
         below_root = call.path.removeprefix(scope.get("root_path", ""))
         kind = max(path_kind(path) for path in (call.path, *proxy.passthrough_targets(below_root)))
         if kind is PathKind.NOTHING or "passthrough" in self._settings.litellm_allowed or self.gate.gates(scope):
-            return receive
+            return scope, receive
         if call.method == "OPTIONS":
-            return receive
+            return scope, receive
         if kind is PathKind.STATE or call.method != "POST":
             self._refuse(call, refusal())
-            return receive
+            return scope, receive
         intake = Intake(scope, receive, self._settings)
         try:
             found = await intake.inspect(Operation.CREATE, await intake.read_body())
@@ -116,7 +116,7 @@ class CallLayer:
         else:
             if any(selector.hard for selector in found.selectors):
                 self._refuse(call, refusal())
-        return intake.receive
+        return {**scope, "headers": intake.app_headers()}, intake.receive
 
     def _refuse(self, call: Call, rejection: Rejection) -> None:
         call.rejection = rejection

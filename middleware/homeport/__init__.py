@@ -1,7 +1,7 @@
 """homeport: a follow-up reaches the upstream that holds its state, from any replica, or is refused before routing."""
 
 from homeport.adapter import Adapter
-from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, missing_state, reject
+from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, error_frame, missing_state, reject
 from homeport.exchange import Adopt, Exchange, Port, current_exchange
 from homeport.intake import ClientGone, Intake
 from homeport.keys import Keyring, Kind, Tenant
@@ -39,6 +39,7 @@ __all__ = [
     "UpstreamDirectory",
     "UpstreamSettings",
     "current_exchange",
+    "error_frame",
     "fingerprint",
     "inspect_body",
     "make_store",

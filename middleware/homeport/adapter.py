@@ -39,3 +39,7 @@ class Adapter:
         Empty: every credential header counts, and two different credentials are refused.
         """
         return ()
+
+    def serves_sockets(self) -> bool:
+        """Whether the proxy pins the WebSocket of the Responses API; without, homeport refuses it."""
+        return True

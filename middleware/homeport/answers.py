@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import mmap
+import os
+import re
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import IO, Protocol
 
 from starlette.types import Message
 
-from homeport.bodies import StreamDecoder
+from homeport.bodies import CodingError, StreamDecoder
 from homeport.errors import Rejected
-from homeport.observation import Observed, ObservedEvent, observe_event, observe_json
+from homeport.observation import Observed, ObservedEvent, observe_json, observe_stream
 from homeport.outlet import Outlet
 from homeport.settings import Settings
-from homeport.sse import EventTooLarge, Framer
+from homeport.sse import blocks
 
-__all__ = ["Answer", "BufferedAnswer", "KeptAnswer", "PlainAnswer", "Recorder", "SniffedAnswer", "header_values"]
+__all__ = [
+    "Answer",
+    "BufferedAnswer",
+    "KeptAnswer",
+    "PlainAnswer",
+    "Recorder",
+    "SniffedAnswer",
+    "header_values",
+]
 
 _BLOCK = 1 << 18
 _INLINE_BYTES = 1 << 16  # larger answers are read in a thread, so that other streams keep their latency
 _KEPT_BYTES = 1 << 16
+_MAX_DECODED = 1 << 30  # of a buffered answer, on disk: more is a bomb
+_JSON = (b"{", b"[", b"\xff", b"\xfe", b"\0")  # or what may be JSON in UTF-16, which nobody records
+_NO_SPACE = re.compile(rb"[^ \t\r\n\xef\xbb\xbf]")
 
 
 class Recorder(Protocol):
@@ -99,32 +113,49 @@ class KeptAnswer(PlainAnswer):
             await self.app_over()
 
 
-class SniffedAnswer:
+class InOrder:
+    """Handles one message at a time, in the order in which they come: an app may send from two tasks at once."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def body(self, message: Message) -> None:
+        async with self._turn:
+            await self._take(message)
+
+    async def _take(self, message: Message) -> None:
+        raise NotImplementedError
+
+
+class SniffedAnswer(InOrder):
     """A stream by what was asked for or announced, but not if its first byte says that it is one JSON value."""
 
     def __init__(self, streamed: Callable[[], Answer], buffered: Callable[[], Answer]) -> None:
+        super().__init__()
         self._streamed = streamed
         self._buffered = buffered
         self._head: Message = {}
         self._early: list[Message] = []
+        self._first = _FirstByte([])
         self._answer: Answer | None = None
 
     async def start(self, message: Message) -> None:
         self._head = message
+        self._first = _FirstByte(header_values(message, b"content-encoding"))
 
-    async def body(self, message: Message) -> None:
-        if self._answer is None:
-            first = message.get("body", b"").lstrip()[:1]
-            self._early.append(message)
-            # A coded body does not begin with either, and is a stream or not as it was asked for.
-            if not first and message.get("more_body", False):
-                return
-            self._answer = self._buffered() if first in (b"{", b"[") else self._streamed()
-            await self._answer.start(self._head)
-            for early in self._early:
-                await self._answer.body(early)
+    async def _take(self, message: Message) -> None:
+        if self._answer is not None:
+            await self._answer.body(message)
             return
-        await self._answer.body(message)
+        self._early.append(message)
+        json = self._first.is_json(message.get("body", b""))
+        if json is None and message.get("more_body", False):
+            return
+        self._answer = self._buffered() if json else self._streamed()
+        early, self._early = self._early, []
+        await self._answer.start(self._head)
+        for message in early:
+            await self._answer.body(message)
 
     async def app_over(self) -> None:
         if self._answer is not None:
@@ -135,26 +166,56 @@ class SniffedAnswer:
             self._answer.close()
 
 
-class BufferedAnswer:
+class _FirstByte:
+    """Looks for the first byte of a body that is neither white space nor of a byte order mark, below its codings."""
+
+    def __init__(self, content_encodings: list[bytes]) -> None:
+        self._seen = 0
+        try:
+            self._decoder: StreamDecoder | None = StreamDecoder(content_encodings)
+        except ValueError:
+            self._decoder = None
+
+    def is_json(self, chunk: bytes) -> bool | None:
+        """Whether the body is one JSON value, as far as ``chunk``; None while that cannot be said.
+
+        What does not decode is none. What begins with very much white space may be: only JSON is made so.
+        """
+        if self._decoder is None:
+            return False
+        try:
+            for piece in self._decoder.feed(chunk):
+                if found := _NO_SPACE.search(piece, 0, _INLINE_BYTES + 1):
+                    return found[0] in _JSON
+                self._seen += len(piece)
+                if self._seen > _INLINE_BYTES:
+                    return True
+        except CodingError:
+            return False
+        return None
+
+
+class BufferedAnswer(InOrder):
     """Holds head and body until ownership is durable, then releases the very same bytes.
 
     A body beyond ``HOMEPORT_MAX_RESPONSE_BYTES`` goes to a temporary file: a paid answer is never refused for its size.
     """
 
     def __init__(self, outlet: Outlet, recorder: Recorder, settings: Settings) -> None:
+        super().__init__()
         self._outlet = outlet
         self._recorder = recorder
         self._limit = settings.max_response_bytes
         self._max_event_bytes = settings.max_event_bytes
         self._head: Message = {}
-        self._chunks: list[bytes] = []
+        self._chunks: list[bytes | bytearray] = []
         self._size = 0
         self._file: IO[bytes] | None = None
 
     async def start(self, message: Message) -> None:
         self._head = message
 
-    async def body(self, message: Message) -> None:
+    async def _take(self, message: Message) -> None:
         chunk = message.get("body", b"")
         if chunk:
             self._chunks.append(chunk)
@@ -196,60 +257,71 @@ class BufferedAnswer:
             seen = self._observe()
         if seen is None:
             self._recorder.unreadable()
-        elif isinstance(seen, Observed):
-            await self._recorder.final(seen)
-        else:
-            items = Observed()
-            for event in seen:
-                if event.terminal:
-                    event.observed.add(items)
-                    items = Observed()
-                    await self._recorder.final(event.observed)
-                elif event.observed.id is None:
-                    items.add(event.observed)
-                else:
-                    await self._recorder.pending(event.observed)
+            return
+        for event in seen:
+            await (self._recorder.final if event.terminal else self._recorder.pending)(event.observed)
 
-    def _observe(self) -> Observed | list[ObservedEvent] | None:
-        """The facts of the body: of one object, or of the events of a stream that does not say that it is one."""
-        encodings = header_values(self._head, b"content-encoding")
-        if self._file is None and not encodings:
-            self._chunks = [b"".join(self._chunks)]
-            return observe_json(self._chunks[0]) or self._observe_events(self._chunks)
-        if not encodings:
-            assert self._file is not None
-            return _observe_file(self._file)
-        with tempfile.TemporaryFile() as decoded:
+    def _observe(self) -> list[ObservedEvent] | None:
+        """The facts of the body: of one object, or of the events of a stream that does not say that it is one.
+
+        None if it is neither. May run in a thread.
+        """
+        with contextlib.ExitStack() as stack:
             try:
-                decoder = StreamDecoder(encodings)
-                for block in self._blocks():
-                    decoded.write(decoder.feed(block))
+                view = self._decoded(stack)
             except ValueError:
                 return None
-            return _observe_file(decoded)
+            if not view:
+                return []
+            seen = observe_json(view)
+            if seen is not None:
+                return [ObservedEvent(seen, True, 0)]
+            return observe_stream(view, self._max_event_bytes)
 
-    def _blocks(self) -> Iterable[bytes]:
+    def _decoded(self, stack: contextlib.ExitStack) -> memoryview:
+        """The body without its codings, valid as long as ``stack`` is open. Raises ``ValueError`` if it is corrupt."""
+        decoder = StreamDecoder(header_values(self._head, b"content-encoding"))
+        if not decoder.coded:
+            return self._joined() if self._file is None else _mapped(self._file, stack)
+        file = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        size = 0
+        for block in self._blocks():
+            for piece in decoder.feed(block):
+                size += file.write(piece)
+                if size > _MAX_DECODED:
+                    raise ValueError("a bomb")
+        return _mapped(file, stack)
+
+    def _joined(self) -> memoryview:
+        if len(self._chunks) > 1:
+            joined = bytearray()
+            for chunk in self._chunks:  # one by one: a join of very many would keep all others waiting
+                joined += chunk
+            self._chunks = [joined]
+        return memoryview(self._chunks[0])
+
+    def _blocks(self) -> Iterator[bytes]:
         if self._file is not None:
             self._file.seek(0)
             while block := self._file.read(_BLOCK):
                 yield block
-        yield from self._chunks
-
-    def _observe_events(self, chunks: Iterable[bytes]) -> list[ObservedEvent] | None:
-        framer = Framer(max_event_bytes=self._max_event_bytes)
-        try:
-            events = [e for chunk in chunks for e in framer.feed(chunk)] + framer.close()
-        except EventTooLarge:
-            return None
-        return [found for e in events if (found := observe_event(e)) is not None] or None
+        for chunk in self._chunks:
+            yield from blocks(chunk, _BLOCK)
 
     async def _send_body(self) -> None:
+        if self._size <= _BLOCK and self._file is None:
+            body = b"".join(self._chunks)
+            await self._outlet.send({"type": "http.response.body", "body": body, "more_body": False})
+            return
         if self._file is not None:
             self._file.seek(0)
             while block := await asyncio.to_thread(self._file.read, _BLOCK):
                 await self._outlet.send({"type": "http.response.body", "body": block, "more_body": True})
-        body = b"".join(self._chunks)
-        await self._outlet.send({"type": "http.response.body", "body": body, "more_body": False})
+        else:
+            for block in self._blocks():
+                await self._outlet.send({"type": "http.response.body", "body": block, "more_body": True})
+                await asyncio.sleep(0)  # a server copies what it is given
+        await self._outlet.send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def header_values(message: Message, name: bytes) -> list[bytes]:
@@ -257,9 +329,9 @@ def header_values(message: Message, name: bytes) -> list[bytes]:
     return [v for k, v in message.get("headers", ()) if k.lower() == name]
 
 
-def _observe_file(file: IO[bytes]) -> Observed | None:
+def _mapped(file: IO[bytes], stack: contextlib.ExitStack) -> memoryview:
+    if not file.seek(0, os.SEEK_END):
+        return memoryview(b"")
     file.flush()
-    if not file.tell():
-        return None
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole, memoryview(whole) as view:
-        return observe_json(view)
+    whole = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    return stack.enter_context(memoryview(whole))

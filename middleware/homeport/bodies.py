@@ -1,4 +1,4 @@
-"""Content codings of bodies, decoded on a copy and within bounds (RFC 9110 section 8.4.1, CASES.md F1 to F4).
+"""Content types and codings of bodies, decoded on a copy and within bounds (RFC 9110 section 8, CASES.md F1 to F4).
 
 What is forwarded keeps its coding; only what is inspected is decoded.
 """
@@ -6,6 +6,8 @@ What is forwarded keeps its coding; only what is inspected is decoded.
 from __future__ import annotations
 
 import io
+import json
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
@@ -15,7 +17,16 @@ import zstandard
 
 from homeport.errors import Reason, Rejected, reject
 
-__all__ = ["MAX_LAYERS", "StreamDecoder", "decode_body"]
+__all__ = [
+    "MAX_LAYERS",
+    "CodingError",
+    "StreamDecoder",
+    "begins_object",
+    "check_codings",
+    "check_content_type",
+    "decode_body",
+    "looks_coded",
+]
 
 MAX_LAYERS = 4
 
@@ -24,6 +35,17 @@ _MAX_PARTS = 4096  # members or frames: each costs a new decoder, and an empty o
 # Four bytes of zstd may stand for 128 KiB and its decoder takes no limit: at most 8 MiB come out of a slice.
 _ZSTD_SLICE = 256
 _ZSTD_WINDOW = 1 << 23  # RFC 9659 section 3
+
+_PLAIN_TYPES = frozenset({b"", b"application/json", b"text/json", b"text/plain", b"application/octet-stream"})
+_CHARSET = re.compile(rb"charset[^=;]*=\s*\"?([^\s;\"]*)")
+_CHARSETS = frozenset({b"utf-8", b"utf8", b"us-ascii"})
+
+_HEAD = 1 << 16
+_OBJECT = r"""[ \t\n\r]*+ (?:END | \{[ \t\n\r]*+ (?:END | "(?:[^"\\]|\\.)*+ (?:\\?END | "[ \t\n\r]*+ (?:END | :))))"""
+"""An object as far as its first key. A head may end before: whitespace and keys have no bound."""
+_IN_WHOLE = re.compile(_OBJECT.replace("END", "(?!)"), re.DOTALL | re.VERBOSE)
+_IN_HEAD = re.compile(_OBJECT.replace("END", r"\Z"), re.DOTALL | re.VERBOSE)
+_MAGIC = re.compile(rb"\x1f\x8b|\x28\xb5\x2f\xfd|\x78[\x01\x5e\x9c\xda]")  # RFC 1952, RFC 8878, RFC 1950
 
 
 class _Layer(Protocol):
@@ -152,21 +174,49 @@ _LAYERS: dict[str, Callable[[], _Layer]] = {
 }
 
 
+def check_content_type(values: Sequence[bytes]) -> None:
+    """Refuse a body that the app may read as something else than the JSON that is inspected.
+
+    Raises :class:`homeport.errors.Rejected` for forms, for charsets other than UTF-8, and for two types.
+    """
+    if len(values) > 1 or any(b"," in value for value in values):
+        raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
+    kind, _, parameters = (values[0] if values else b"").lower().partition(b";")
+    kind = kind.strip()
+    plain = kind in _PLAIN_TYPES or (kind.startswith(b"application/") and kind.endswith(b"+json"))
+    if not plain or not _CHARSETS.issuperset(_CHARSET.findall(parameters)):
+        raise Rejected(
+            reject(
+                Reason.UNSUPPORTED_ENCODING,
+                message="The body must be JSON in UTF-8, and its content type must say so (application/json).",
+            )
+        )
+
+
+def check_codings(content_encodings: Sequence[bytes]) -> list[_Layer]:
+    """The layers that the ``Content-Encoding`` header values list, in the order in which they come off.
+
+    Raises :class:`Rejected`: UNSUPPORTED_ENCODING for an unknown coding or more than four.
+    """
+    try:
+        return _layers(content_encodings)
+    except ValueError:
+        raise Rejected.because(Reason.UNSUPPORTED_ENCODING) from None
+
+
 def decode_body(data: bytes, content_encodings: Sequence[bytes], *, limit: int) -> bytes:
     """``data`` without the codings that the ``Content-Encoding`` header values list.
 
     Raises :class:`Rejected`: UNSUPPORTED_ENCODING for an unknown coding or more than four, REQUEST_TOO_LARGE when any
-    layer decodes to more than ``limit`` bytes, INVALID_JSON for data that is corrupt, cut or has a tail.
+    layer decodes to more than ``limit`` bytes, INVALID_JSON for data that is corrupt, cut or has a tail,
+    AMBIGUOUS_SELECTOR where a reader that takes no notice of the header would find an object in a coded layer.
     """
-    try:
-        layers = _layers(content_encodings)
-    except ValueError:
-        raise Rejected.because(Reason.UNSUPPORTED_ENCODING) from None
+    layers = check_codings(content_encodings)
     if not data or not layers:
         return data
     pieces: Iterable[bytes] = (data,)
     for layer in layers:
-        pieces = _through(layer, pieces, limit)
+        pieces = _through(layer, _no_object(pieces), limit)
     decoded = io.BytesIO()  # gives its buffer away without a copy
     try:
         for piece in pieces:
@@ -178,26 +228,66 @@ def decode_body(data: bytes, content_encodings: Sequence[bytes], *, limit: int) 
     return decoded.getvalue()
 
 
+def looks_coded(data: bytes) -> bool:
+    """Whether ``data`` begins as gzip, zstd or zlib do, and so is no JSON; brotli and raw deflate cannot be told."""
+    return _MAGIC.match(data) is not None
+
+
+def begins_object(data: bytes | bytearray) -> bool:
+    """Whether a lax JSON reader takes the beginning of ``data`` for an object.
+
+    Such a reader knows UTF-16 and UTF-32 too, skips a byte order mark, and does not look at what comes behind the
+    object. The first 64 KiB are read, as far as the first key.
+    """
+    head = data[:_HEAD]
+    taken = _IN_HEAD if len(head) == _HEAD else _IN_WHOLE
+    return taken.match(head.decode(json.detect_encoding(head), "replace")) is not None
+
+
+def _no_object(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """``pieces`` as they are. Raises :class:`Rejected` after the last one if they are an object to somebody.
+
+    Raw deflate and brotli can be made of readable text: the app may not look at the header, or know the coding.
+    """
+    head = bytearray()
+    for piece in pieces:
+        head += piece[: _HEAD - len(head)]
+        yield piece
+    if begins_object(head):
+        raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
+
+
 def _undecodable() -> Rejected:
     message = "Invalid body: it does not decode in the content coding that the request declares."
     return Rejected(reject(Reason.INVALID_JSON, message=message))
 
 
+class CodingError(ValueError):
+    """The data are not of the coding that was declared."""
+
+
 class StreamDecoder:
     """Undoes the codings of a response that is observed while it passes.
 
-    Raises ``ValueError`` for an unknown coding, and from :meth:`feed` for corrupt data. Output is what the upstream
-    makes of it, not bounded here.
+    Raises ``ValueError`` for an unknown coding. ``coded`` is False if there is none, or ``identity`` alone.
     """
 
     def __init__(self, content_encodings: Sequence[bytes]) -> None:
         self._layers = _layers(content_encodings)
+        self.coded = bool(self._layers)
 
-    def feed(self, data: bytes) -> bytes:
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """What ``data`` decodes to, made piece by piece: all of it may be a thousand times as large.
+
+        A piece is at most 64 KiB long, one of zstd 8 MiB. Raises :class:`CodingError` for corrupt data.
+        """
         pieces: Iterable[bytes] = (data,)
         for layer in self._layers:
             pieces = _through(layer, pieces, None)
-        return b"".join(pieces)
+        try:
+            yield from pieces
+        except ValueError:
+            raise CodingError("corrupt data") from None
 
 
 def _layers(content_encodings: Sequence[bytes]) -> list[_Layer]:

@@ -16,7 +16,17 @@ import msgspec
 
 from homeport.keys import Kind
 
-__all__ = ["OUTCOME_HEADER", "Reason", "Rejected", "Rejection", "failed_event", "missing_state", "reject"]
+__all__ = [
+    "OUTCOME_HEADER",
+    "Reason",
+    "Rejected",
+    "Rejection",
+    "error_frame",
+    "failed_event",
+    "failed_frame",
+    "missing_state",
+    "reject",
+]
 
 OUTCOME_HEADER = "x-homeport-outcome"
 
@@ -247,6 +257,12 @@ class Rejection:
     def body(self) -> bytes:
         return msgspec.json.encode({"error": self.error()})
 
+    def status_for(self, method: str, retryable_status: int | None) -> int:
+        """The status, or what is shown instead of it: see :meth:`answer`."""
+        if retryable_status is not None and (self.status >= 500 or (method == "POST" and self.status in (404, 409))):
+            return retryable_status
+        return self.status
+
     def answer(
         self, *, method: str = "GET", retryable_status: int | None = None
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
@@ -255,9 +271,7 @@ class Rejection:
         ``retryable_status`` (``HOMEPORT_RETRYABLE_STATUS``) replaces what some clients repeat at once: every 5xx, and
         404 and 409 on POST.
         """
-        status = self.status
-        if retryable_status is not None and (status >= 500 or (method == "POST" and status in (404, 409))):
-            status = retryable_status
+        status = self.status_for(method, retryable_status)
         body = self.body()
         headers = [
             (b"content-type", b"application/json"),
@@ -349,19 +363,46 @@ def failed_event(rejection: Rejection, *, response: bytes | None, sequence_numbe
     the JSON of the last response object seen, without its id if the client may not learn it; ``named`` writes the
     ``event:`` line, as the stream did.
     """
+    data = msgspec.json.encode(_failed(rejection, response, sequence_number))
+    return (b"event: response.failed\n" if named else b"") + b"data: " + data + b"\n\n"
+
+
+def failed_frame(
+    rejection: Rejection, *, response: bytes | None, sequence_number: int, stream_id: str | None = None
+) -> str:
+    """The same as the text of a WebSocket frame, on the lane ``stream_id`` (WIRE.md section 3.5)."""
+    event = _failed(rejection, response, sequence_number)
+    return msgspec.json.encode(_on_lane(event, stream_id)).decode()
+
+
+def error_frame(rejection: Rejection, *, stream_id: str | None = None, retryable_status: int | None = None) -> str:
+    """The answer to a WebSocket frame that is refused (WIRE.md section 1.3); a client may send others after it.
+
+    It always has a ``status``: Codex waits for ever after an error without one (WIRE.md section 3.5). The other
+    arguments are as for :meth:`Rejection.answer`; ``stream_id`` is the lane of the frame.
+    """
+    error: dict[str, object] = {**rejection.error()}
+    if rejection.headers:
+        error["headers"] = dict(rejection.headers)
+    frame = {"type": "error", "status": rejection.status_for("POST", retryable_status), "error": error}
+    return msgspec.json.encode(_on_lane(frame, stream_id)).decode()
+
+
+def _failed(rejection: Rejection, response: bytes | None, sequence_number: int) -> dict[str, object]:
     seen: dict[str, object] = {}
     if response is not None:
         with contextlib.suppress(msgspec.MsgspecError, UnicodeError):  # what only lax readers take is left out
             seen = msgspec.json.decode(response, type=dict[str, object])
     shown = {"object": "response", **seen, "status": "failed"}
     shown["error"] = {"code": "invalid_prompt", "message": rejection.message}
-    data = msgspec.json.encode(
-        {
-            "type": "response.failed",
-            "sequence_number": sequence_number,
-            "response": shown,
-            # LiteLLM falls back to another deployment on server_error in mid-stream, which a pin must prevent.
-            "error": {**rejection.error(), "type": "invalid_request_error"},
-        }
-    )
-    return (b"event: response.failed\n" if named else b"") + b"data: " + data + b"\n\n"
+    return {
+        "type": "response.failed",
+        "sequence_number": sequence_number,
+        "response": shown,
+        # LiteLLM falls back to another deployment on server_error in mid-stream, which a pin must prevent.
+        "error": {**rejection.error(), "type": "invalid_request_error"},
+    }
+
+
+def _on_lane(frame: dict[str, object], stream_id: str | None) -> dict[str, object]:
+    return frame if stream_id is None else {**frame, "stream_id": stream_id}

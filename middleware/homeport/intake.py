@@ -6,15 +6,24 @@ import asyncio
 
 from starlette.types import Message, Receive, Scope
 
-from homeport.bodies import decode_body
-from homeport.errors import Reason, Rejected
+from homeport.bodies import check_codings, check_content_type, decode_body, looks_coded
+from homeport.errors import Reason, Rejected, reject
 from homeport.operations import Operation
-from homeport.selectors import Inspected, check_content_type, inspect_body
+from homeport.selectors import Inspected, inspect_body
 from homeport.settings import Settings
 
 __all__ = ["ClientGone", "Intake"]
 
 _INLINE_BYTES = 1 << 15  # larger bodies are inspected in a thread, so that other streams keep their latency
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+_DESCRIBING = frozenset({*_FRAMING, b"content-type", b"content-encoding"})
+# What describes the bytes as they were sent, and not the decoded ones.
+_OF_CODED = frozenset({*_FRAMING, b"content-encoding", b"content-md5", b"digest", b"content-digest", b"repr-digest"})
+
+_TRANSFER = "The body must be sent as it is or with 'Transfer-Encoding: chunked'; other transfer codings are not read."
+_UNDECLARED = (
+    "Invalid body: it looks compressed, but no Content-Encoding says so (once for each time that it is compressed)."
+)
 
 
 class ClientGone(Exception):
@@ -30,6 +39,7 @@ class Intake:
         self._receive = receive
         self._settings = settings
         self._replay: list[Message] = []
+        self._decoded: bytes | None = None
 
     def values(self, name: bytes) -> list[bytes]:
         """The values of the header ``name`` (lower case)."""
@@ -40,6 +50,36 @@ class Intake:
         if self._replay:
             return self._replay.pop(0)
         return await self._receive()
+
+    def app_headers(self) -> list[tuple[bytes, bytes]]:
+        """The headers for the app, to be asked for before it is called.
+
+        With ``HOMEPORT_DECOMPRESS_FOR_APP`` they are those of the decoded body, if one was inspected, and from here on
+        :meth:`receive` gives that one. An app that gets ``headers`` gets the body that was sent.
+        """
+        if self._decoded is None:
+            return list(self.headers)
+        self._replay = [{"type": "http.request", "body": self._decoded, "more_body": False}]
+        kept = [(k, v) for k, v in self.headers if k.lower() not in _OF_CODED]
+        return [*kept, (b"content-length", str(len(self._decoded)).encode())]
+
+    def check_header(self) -> None:
+        """What the header alone says against inspecting the body: asked before it is read, nothing is sent for nothing.
+
+        Raises :class:`homeport.errors.Rejected` for content types, content codings and transfer codings that cannot be
+        read, and for fields of two meanings.
+        """
+        for name, _ in self.headers:
+            # Servers that fold both to one name, as CGI did, would let this one describe the body.
+            if b"_" in name and name.lower().replace(b"_", b"-") in _DESCRIBING:
+                raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
+        coded, lengths = self.values(b"transfer-encoding"), self.values(b"content-length")
+        if any(value.strip(b" \t").lower() != b"chunked" for value in coded):
+            raise Rejected(reject(Reason.UNSUPPORTED_ENCODING, message=_TRANSFER))
+        if len(coded) > 1 or len(lengths) > 1 or (coded and lengths):  # RFC 9112 section 6.3
+            raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
+        check_content_type(self.values(b"content-type"))
+        check_codings(self.values(b"content-encoding"))
 
     async def read_body(self) -> bytes:
         """The body as the client sent it; kept to be replayed to the app, whose bytes are the same.
@@ -73,7 +113,7 @@ class Intake:
 
     async def inspect(self, operation: Operation, body: bytes) -> Inspected:
         """What ``body`` refers to. Raises :class:`homeport.errors.Rejected` for one that cannot be inspected."""
-        check_content_type(self.values(b"content-type"))
+        self.check_header()
         encodings = self.values(b"content-encoding")
         # How large a coded body is nobody knows before it is decoded.
         if encodings or len(body) > _INLINE_BYTES:
@@ -81,6 +121,10 @@ class Intake:
         return self._inspect(operation, body, encodings)
 
     def _inspect(self, operation: Operation, body: bytes, encodings: list[bytes]) -> Inspected:
-        if encodings:
-            body = decode_body(body, encodings, limit=self._settings.max_request_bytes)
-        return inspect_body(operation, body, max_selectors=self._settings.max_selectors)
+        decoded = decode_body(body, encodings, limit=self._settings.max_request_bytes) if encodings else body
+        if looks_coded(decoded):
+            raise Rejected(reject(Reason.INVALID_JSON, message=_UNDECLARED))
+        found = inspect_body(operation, decoded, max_selectors=self._settings.max_selectors)
+        if self._settings.decompress_for_app and decoded is not body:
+            self._decoded = decoded
+        return found

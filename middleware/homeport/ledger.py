@@ -60,9 +60,9 @@ class Ledger:
         settings: Settings,
         adapter: Adapter,
     ) -> None:
-        self._operation = operation
+        self.operation = operation
         self._tenant = tenant
-        self._request = request
+        self.request = request
         self._state = state
         self._keyring = keyring
         self._keys = keyring.of(tenant)
@@ -76,26 +76,26 @@ class Ledger:
     @property
     def creates(self) -> bool:
         """Whether a success makes something new that must be owned before the client may see it."""
-        return self._operation in _CREATES
+        return self.operation in _CREATES
 
     @property
     def observes(self) -> bool:
         """Whether the response says something that is recorded at all."""
-        return self._operation in _OBSERVED
+        return self.operation in _OBSERVED
 
     @property
     def deletes(self) -> bool:
-        return self._operation in _DELETES
+        return self.operation in _DELETES
 
     @property
     def will_record(self) -> bool:
         """Whether a success will have to be recorded, as far as the request tells."""
-        return self.creates and self._request.store is not False
+        return self.creates and self.request.store is not False
 
     @property
     def will_count(self) -> bool:
         """Whether that record will use up capacity."""
-        return self.will_record and self._operation is not Operation.CONTAINER_CREATE
+        return self.will_record and self.operation is not Operation.CONTAINER_CREATE
 
     @property
     def tenant_digests(self) -> Digests:
@@ -110,7 +110,7 @@ class Ledger:
         """Whether the upstream keeps the response: what it says counts, else the request, else the default, true."""
         if observed.store is not None:
             return observed.store
-        return self._request.store is not False
+        return self.request.store is not False
 
     async def pending(self, observed: Observed, owner: Upstream) -> None:
         """Own a response whose end has not been seen, so that any replica can poll or cancel it at once."""
@@ -122,8 +122,8 @@ class Ledger:
 
     async def final(self, observed: Observed, owner: Upstream) -> None:
         """Own everything that a finished, or queued, response leaves behind; or a conversation, or a container."""
-        if self._operation in _RESOURCES:
-            kind = _RESOURCES[self._operation]
+        if self.operation in _RESOURCES:
+            kind = _RESOURCES[self.operation]
             ttl = None if kind is Kind.CONVERSATION else self._settings.ttl
             counted = kind is Kind.CONVERSATION
             if observed.id is not None:
@@ -151,10 +151,10 @@ class Ledger:
             return  # ids become aliases only where the request's own id was found for this tenant
         at_pin = pin is not None and pin.is_home_of(record.fingerprint)
         owner = pin if pin is not None and at_pin else Upstream(record.upstream, record.fingerprint)
-        in_conversation = self._operation in _IN_CONVERSATION or observed.conversation is not None
+        in_conversation = self.operation in _IN_CONVERSATION or observed.conversation is not None
         ttl = None if in_conversation else self._settings.ttl
         entries: list[Entry] = []
-        if self._operation in _RESPONSES:
+        if self.operation in _RESPONSES:
             if observed.id is None or observed.status == record.status:
                 return  # nothing that was not recorded when this status was
             entries.append(self._response(observed.id, observed, owner, pending=False))
@@ -196,11 +196,11 @@ class Ledger:
             await self._state.delete(self.key(selector.kind, selector.id))
 
     def _conversation(self, observed: Observed) -> str | None:
-        named = self._request.first(Kind.CONVERSATION)
+        named = self.request.first(Kind.CONVERSATION)
         return observed.conversation or (named.id if named is not None else None)
 
     def _response(self, opaque_id: str, observed: Observed, owner: Upstream, *, pending: bool) -> Entry:
-        background = observed.background or self._request.background
+        background = observed.background or self.request.background
         short = pending and not background
         ttl = self._settings.pending_ttl if short else self._settings.ttl
         progress = Progress.PENDING if short else observed.progress
@@ -295,7 +295,7 @@ class Ledger:
         try:
             await self._state.commit(write, record, timeout=timeout)
         except Conflict:
-            telemetry.conflicts.add(1, {"operation": self._operation.value})
+            telemetry.conflicts.add(1, {"operation": self.operation.value})
             raise Rejected.because(Reason.OWNER_CONFLICT) from None
         except StaleRevision:
             raise Rejected.because(Reason.CONVERSATION_LOCKED) from None

@@ -9,18 +9,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from homeport.adapter import Adapter
 from homeport.decisions import MissPolicy
 from homeport.errors import Reason, Rejected, reject
+from homeport.gate import Gate
 from homeport.keys import Keyring
-from homeport.operations import Match, OperationMatcher
-from homeport.responder import Responder, Runtime
+from homeport.operations import Match, Operation, OperationMatcher
+from homeport.responder import Responder
 from homeport.settings import Settings
 from homeport.state import State
 from homeport.stores import MISMATCH, make_store
 from homeport.stores.base import SecretMismatch, StateStore
 from homeport.tenants import TenantPolicy
 from homeport.upstreams import StaticDirectory, Upstream, UpstreamDirectory, fingerprint
+from homeport.websocket import SocketResponder, deny
 
 __all__ = ["ContinuationMiddleware"]
 
+_ALIEN = Match(Operation.COLLECTION)
 _LIFESPAN_ENDS = ("lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed")
 
 
@@ -51,7 +54,7 @@ class ContinuationMiddleware:
         adapter = adapter or Adapter()
         tenants = TenantPolicy(settings, precedence=adapter.credential_headers)
         ours = {settings.pin_header.lower().encode()} if settings.pin_header else set()
-        self._runtime = Runtime(
+        self._gate = Gate(
             app=app,
             settings=settings,
             state=self.state,
@@ -124,27 +127,22 @@ class ContinuationMiddleware:
         if match is None:
             await self.app(scope, receive, send)
             return
-        await Responder(self._runtime, match, scope, receive, send).run()
+        await Responder(self._gate, match, scope, receive, send).run()
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            ours = (
-                self._matcher.match("POST", scope["path"], scope.get("raw_path"), scope.get("root_path", ""))
-                is not None
-            )
+            match = self._matcher.match("POST", scope["path"], scope.get("raw_path"), scope.get("root_path", ""))
         except Rejected:
-            ours = True
-        if not ours or self._settings.mode == "observe":
+            match = _ALIEN
+        if match is None or (self._settings.mode == "observe" and match.operation is not Operation.CREATE):
             await self.app(scope, receive, send)
-            return
-        # A socket carries selectors in its frames. Until those are inspected it is refused: 426 makes clients use HTTP.
-        await receive()
-        if "websocket.http.response" in (scope.get("extensions") or {}):
-            status, headers, body = reject(Reason.WEBSOCKET_UNSUPPORTED).answer()
-            await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
-            await send({"type": "websocket.http.response.body", "body": body})
+        elif match.operation is Operation.CREATE and self._gate.adapter.serves_sockets():
+            await SocketResponder(self._gate, scope, receive, send).run()
         else:
-            await send({"type": "websocket.close", "code": 1008, "reason": ""})
+            # Nobody knows what is said on it. 426 makes clients use HTTP.
+            await receive()
+            refused = reject(Reason.WEBSOCKET_UNSUPPORTED)
+            await deny(scope, send, refused, retryable_status=self._settings.retryable_status)
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Open the store before the app starts and close it after the app has stopped; the app's answers stand."""

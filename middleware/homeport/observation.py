@@ -8,15 +8,20 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
 from homeport.records import Progress, progress_of
-from homeport.sse import Event
+from homeport.sse import Event, EventTooLarge, Framer, blocks, read
 
-__all__ = ["Observed", "ObservedEvent", "observe_event", "observe_json"]
+__all__ = ["Observed", "ObservedEvent", "observe_event", "observe_json", "observe_stream", "without_large"]
+
+
+# Far more than are recorded of one answer, and no more than can be looked at without being noticed.
+_MAX_ITEMS = 1 << 13
 
 
 @dataclass(slots=True)
@@ -43,10 +48,15 @@ class Observed:
         return not (self.id or self.conversation or self.items or self.encrypted or self.containers)
 
     def add(self, other: Observed) -> None:
-        """Take over the items of ``other``."""
-        self.items += other.items
-        self.encrypted += other.encrypted
-        self.containers += other.containers
+        """Take over the items of ``other``; of very many the newest."""
+        for mine, others in (
+            (self.items, other.items),
+            (self.encrypted, other.encrypted),
+            (self.containers, other.containers),
+        ):
+            mine += others
+            if len(mine) > 2 * _MAX_ITEMS:
+                mine[:] = list(dict.fromkeys(mine))[-_MAX_ITEMS:]
 
 
 @dataclass(slots=True)
@@ -56,7 +66,12 @@ class ObservedEvent:
     observed: Observed
     terminal: bool
     sequence_number: int
-    response: bytes | None = field(default=None, repr=False)
+    view: memoryview | None = field(default=None, repr=False)
+
+    @property
+    def response(self) -> bytes | None:
+        """The response object as it came, copied."""
+        return None if self.view is None else bytes(self.view)
 
 
 _NOTHING = msgspec.Raw()  # a Raw that may be None would take nothing but null
@@ -107,6 +122,12 @@ _DELTA = re.compile(rb'\{"type": ?"response\.[a-z_.]+\.delta"')
 _MATTERS = re.compile(
     rb'"type"\s*:\s*"response\.(?:created|queued|in_progress|completed|incomplete|failed|cancelled|output_item\.done)"'
 )
+# A letter, a dot or an underscore that need not be escaped: what is looked for above may be spelled so.
+_DISGUISE = re.compile(rb"\\u00(?:[67]|5[fF]|2[eE])")
+_SMALL = 1 << 12
+_BLOCK = 1 << 16
+# How a JSON value begins, for readers that take NaN and a byte order mark too.
+_VALUE = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*+[{\[\"\-0-9tfnNI]")
 
 
 def observe_json(body: bytes | memoryview) -> Observed | None:
@@ -131,26 +152,81 @@ def observe_event(event: Event) -> ObservedEvent | None:
     Any event with a ``response`` object carries it, whatever its type: a client can read the id there.
     """
     data, name = event.data, event.name
-    if not data or (name not in _CARRIERS and b'"response"' not in data and not _matters(data)):
+    if not data or (name not in _CARRIERS and not _matters(data)):
         return None
     decoded = _decoded_event(data)
     if decoded is None:
         return None
     kind = (_text(decoded.type) or "").encode() or name
-    response = bytes(decoded.response) if decoded.response and bytes(decoded.response) != b"null" else None
-    observed = (observe_json(response) if response else None) or Observed()
+    response = memoryview(decoded.response)
+    seen = observe_json(response) if response and bytes(response[:5]) != b"null" else None
+    observed = seen or Observed()
     if kind in _CARRIERS:
         _add_item(observed, decoded.item)
     elif observed.id is None:
         return None
-    return ObservedEvent(observed, kind in _TERMINAL, _number(decoded.sequence_number), response)
+    number = _number(decoded.sequence_number)
+    return ObservedEvent(observed, kind in _TERMINAL, number, response if seen is not None else None)
 
 
-def _matters(data: bytes) -> bool:
-    return _DELTA.match(data) is None and _MATTERS.search(data) is not None
+def observe_stream(text: memoryview, max_event_bytes: int) -> list[ObservedEvent] | None:
+    """What the events in ``text`` say that begin or end a response; None if there is none that matters."""
+    seen: list[ObservedEvent] = []
+    items = Observed()
+    latest: str | None = None
+    anything = False
+    try:
+        for event in _framed(text, max_event_bytes):
+            found = observe_event(read(event))
+            if found is None:
+                continue
+            anything = True
+            observed = found.observed
+            if found.terminal:
+                observed.id = observed.id or latest
+                observed.add(items)
+                items = Observed()
+            elif observed.id is None:
+                items.add(observed)
+                continue
+            latest = observed.id
+            seen.append(ObservedEvent(observed, found.terminal, found.sequence_number))
+    except EventTooLarge:
+        return None
+    return seen if anything else None
 
 
-def _decoded_event(data: bytes) -> _Event | None:
+def _framed(text: memoryview, max_event_bytes: int) -> Iterator[Event]:
+    framer = Framer(max_event_bytes=max_event_bytes, read_bytes=_BLOCK)
+    for block in blocks(text, _BLOCK):
+        yield from framer.feed(block)
+    yield from framer.close()
+
+
+def without_large(response: memoryview) -> bytes | None:
+    """A response object without its large members, for those to be told of it who will not get it; None if unreadable.
+
+    The object is not made: one of 60 MiB takes a second and a gigabyte.
+    """
+    try:
+        members = msgspec.json.decode(response, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    small = {k: v for k, v in members.items() if len(memoryview(v)) <= _SMALL}
+    return msgspec.json.encode({"output": [], **small})
+
+
+def _matters(data: bytes | memoryview) -> bool:
+    if isinstance(data, memoryview):
+        return True  # so large that a search through its text costs more than to decode it
+    if b'"response"' in data:
+        return True
+    if _DELTA.match(data) is None and _MATTERS.search(data) is not None:
+        return True
+    return b"\\u00" in data and _DISGUISE.search(data) is not None
+
+
+def _decoded_event(data: bytes | memoryview) -> _Event | None:
     try:
         return _events.decode(data)
     except msgspec.ValidationError:
@@ -169,6 +245,8 @@ def _strict(body: bytes | memoryview) -> bytes | None:
     NaN, lone surrogates, broken UTF-8 and a byte order mark are read: a response is recorded whenever some client could
     read its id. Only requests are held to one reading.
     """
+    if _VALUE.match(body) is None:
+        return None
     try:
         text = bytes(body).decode("utf-8-sig", "replace")
         found = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
@@ -201,10 +279,10 @@ def _add_items(observed: Observed, raw: msgspec.Raw) -> None:
     try:
         items = _items.decode(raw)
     except msgspec.ValidationError:  # something else than objects in it
-        for element in msgspec.json.decode(raw, type=list[msgspec.Raw]):
+        for element in msgspec.json.decode(raw, type=list[msgspec.Raw])[-_MAX_ITEMS:]:
             _add_item(observed, element)
         return
-    for item in items:
+    for item in items[-_MAX_ITEMS:]:
         _add(observed, item)
 
 
@@ -225,14 +303,14 @@ def _add(observed: Observed, item: _Item) -> None:
 
 
 def _member(raw: msgspec.Raw, name: Literal["id", "container_id"]) -> str | None:
-    if bytes(memoryview(raw)[:1]) != b"{":
+    if raw is _NOTHING or bytes(memoryview(raw)[:1]) != b"{":
         return None
     return _text(getattr(_references.decode(raw), name))
 
 
 def _text(raw: msgspec.Raw) -> str | None:
     """A string with text in it; None for whatever else stands there."""
-    if bytes(memoryview(raw)[:1]) != b'"':
+    if raw is _NOTHING or bytes(memoryview(raw)[:1]) != b'"':
         return None
     try:
         return msgspec.json.decode(raw, type=str) or None

@@ -1,12 +1,17 @@
 """Which Responses, Conversations or Containers operation a request is (WIRE.md section 1), or none of them.
 
 An alias of a path must not walk around the gate, so every reading that a router, a proxy or an HTTP client may make of
-it is tried: split before or after percent-decoding, with dot segments resolved or not. Readings that name different
-state are refused; what is forwarded stays as it was sent.
+it is tried: split before or after percent-decoding, with dot segments resolved or not, decoded twice, with backslashes
+for slashes, or as the URL that an app makes of it. Readings that name different state are refused; what is forwarded
+stays as it was sent.
+
+An id is opaque: what is special in a path belongs to it (``a;b``, ``a%b``, ``a\\b``) unless the API could mean
+something else by it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,6 +23,7 @@ from homeport.keys import Kind
 __all__ = ["MAX_ID_BYTES", "Match", "Operation", "OperationMatcher"]
 
 MAX_ID_BYTES = 4096
+_MAX_PATH = 4 * MAX_ID_BYTES  # characters, decoded: two ids, and room
 
 
 class Operation(StrEnum):
@@ -44,6 +50,9 @@ class Operation(StrEnum):
     CONTAINER_RETRIEVE = "container_retrieve"
     CONTAINER_DELETE = "container_delete"
     CONTAINER_OTHER = "container_other"
+    STEER = "steer"
+    """A WebSocket frame that adds input to a response under way; no path leads to it, nor to the next one."""
+    INJECT = "inject"
     COLLECTION = "collection"
     """A bare collection, not a create: a listing would answer for all tenants of the account."""
 
@@ -99,6 +108,8 @@ _READS_BODY = frozenset(
         Operation.INPUT_TOKENS,
         Operation.CONVERSATION_CREATE,
         Operation.ITEMS_CREATE,
+        Operation.STEER,
+        Operation.INJECT,
     }
 )
 
@@ -131,6 +142,11 @@ _OTHER = {
 }
 _MAX_SHAPE = max(len(shape) for shape in _ROUTES)
 
+_ABSOLUTE = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
+_URL_ENDS = re.compile(r"[?#]")
+_UNSEEN = dict.fromkeys(map(ord, "\t\r\n"))
+_C0_OR_SPACE = "".join(map(chr, range(0x21)))
+
 
 @dataclass(frozen=True, slots=True)
 class Match:
@@ -160,34 +176,50 @@ class OperationMatcher:
         AMBIGUOUS_SELECTOR for a path that reads as two operations or ids, INVALID_TYPE for an id that is not UTF-8,
         holds a NUL or is longer than 4096 bytes.
         """
-        # Every request of the app comes here first; a case-insensitive regular expression takes three times as long.
-        folded = path.casefold()
-        if not ("responses" in folded or "conversations" in folded or "containers" in folded):
-            return None
-        method, root = method.upper(), _static(root_path)
+        # Every request of the app comes here first: a regular expression takes three times as long.
+        texts = [path]
+        plain = "%" not in path and "\\" not in path and "?" not in path and "#" not in path
+        unseen = "\t" in path or "\r" in path or "\n" in path or "\0" in path or path[-1:] <= " "
+        if not plain or unseen or path[:1] != "/":
+            texts += _rereadings(path, root_path)
+        for text in texts:
+            folded = text.casefold()
+            if "responses" in folded or "conversations" in folded or "containers" in folded:
+                return self._match(method.upper(), texts, raw_path, _static(root_path))
+        return None
+
+    def _match(self, method: str, texts: list[str], raw_path: bytes | None, root: tuple[str, ...]) -> Match | None:
+        """The operation of a decoded path, the first of ``texts``, that may be read as the others too."""
         if method == "OPTIONS":
             return None
-        decoded = path.split("/")
+        if len(texts[0]) > _MAX_PATH:
+            raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)  # every reading of it takes time
         # Some servers leave the query in raw_path.
-        raw = decoded if raw_path is None else [_unquote(s) for s in raw_path.partition(b"?")[0].split(b"/")]
+        ways = [] if raw_path is None else [[_unquote(s) for s in raw_path.partition(b"?")[0].split(b"/")]]
+        ways += [way for text in texts if (way := text.split("/")) not in ways]
 
         def read(normalise: Callable[[list[str]], list[str]]) -> _Reading | None:
-            first = self._read(method, normalise(raw), root)
-            return first if raw == decoded else _agree(first, self._read(method, normalise(decoded), root))
+            reading = None
+            for way in ways:
+                reading = _agree(reading, self._read(method, normalise(way), root))
+            return reading
 
         literal = reading = read(_collapse)
-        if any(s[:1] == "." for s in (*raw, *decoded)):
-            reading = _agree(read(_collapse_resolve), read(_resolve_collapse))
+        if any(s[:1] == "." for way in ways for s in way):
+            reading = None
+            for normalise in _RESOLVED:
+                reading = _agree(reading, read(normalise))
             # Unresolved, an unknown tail such as x/../y is nothing that a router would serve.
             if literal is not None and literal.known:
                 reading = _agree(reading, literal)
         return None if reading is None else reading.match
 
     def _read(self, method: str, segments: list[str], root: tuple[str, ...]) -> _Reading | None:
+        whole = self._below_prefix(method, segments)
         if root and tuple(_bare(s) for s in segments[: len(root)]) == root:
             # An app that ignores root_path routes on the whole path.
-            return self._below_prefix(method, segments[len(root) :]) or self._below_prefix(method, segments)
-        return self._below_prefix(method, segments)
+            return _agree(self._below_prefix(method, segments[len(root) :]), whole)
+        return whole
 
     def _below_prefix(self, method: str, segments: list[str]) -> _Reading | None:
         head = tuple(_bare(s) for s in segments[: self._longest + 1])
@@ -225,9 +257,34 @@ def _agree(first: _Reading | None, second: _Reading | None) -> _Reading | None:
     """The one reading of two, ``first`` where ``second`` is a path that the API does not have."""
     if first is None or second is None:
         return first or second
-    if first.match == second.match or not second.known:
+    if not second.known:
         return first
+    one, other = first.match, second.match
+    # Who reads an id more than once misreads it wherever it stands: the id is still the one that was sent.
+    if one == other or (one.operation is other.operation and other.path_id in _rereadings(one.path_id or "")):
+        return _Reading(one, known=True)
     raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
+
+
+def _rereadings(path: str, root_path: str = "") -> list[str]:
+    """What else a decoded ``path`` may become: each step taken or not, in the order in which proxies and apps do it.
+
+    h11 hands the absolute form of a target on as it is (RFC 9112 section 3.2.2). A proxy that routes on the decoded
+    path may decode it again. URL parsers take a backslash for a slash, drop tabs and line ends, and what stands at the
+    end and cannot be seen (WHATWG URL section 4.4). A decoded "?" or "#" ends the path of a URL that is made of it, a
+    NUL a C string.
+    """
+    texts = [path]
+    for step in (
+        lambda text: _ABSOLUTE.sub("", text.removeprefix(root_path)) if "://" in text else text,
+        lambda text: _unquote(text.encode("utf-8", "surrogatepass")) if "%" in text else text,
+        lambda text: text.replace("\\", "/"),
+        lambda text: text.translate(_UNSEEN).rstrip(_C0_OR_SPACE),
+        lambda text: _URL_ENDS.split(text, maxsplit=1)[0],
+        lambda text: text.partition("\0")[0],
+    ):
+        texts = list(dict.fromkeys((*texts, *map(step, texts))))
+    return texts[1:]
 
 
 def _check_ids(ids: Iterable[str]) -> None:
@@ -257,10 +314,10 @@ def _collapse(segments: list[str]) -> list[str]:
     return [s for s in segments if s]
 
 
-def _resolve(segments: list[str]) -> list[str]:
+def _resolve(segments: list[str], name: Callable[[str], str]) -> list[str]:
     kept: list[str] = []
     for segment in segments:
-        match _bare(segment):
+        match name(segment):
             case ".":
                 pass
             case "..":
@@ -270,10 +327,10 @@ def _resolve(segments: list[str]) -> list[str]:
     return kept
 
 
-def _collapse_resolve(segments: list[str]) -> list[str]:
-    return _resolve(_collapse(segments))
-
-
-def _resolve_collapse(segments: list[str]) -> list[str]:
-    # RFC 3986 section 5.2.4 counts an empty segment: a//.. is a/, not the parent of a.
-    return _collapse(_resolve(segments))
+# RFC 3986 section 5.2.4 counts an empty segment, a//.. is a/, and knows no parameters; others differ in either.
+_RESOLVED: tuple[Callable[[list[str]], list[str]], ...] = (
+    lambda segments: _resolve(_collapse(segments), _bare),
+    lambda segments: _collapse(_resolve(segments, _bare)),
+    lambda segments: _resolve(_collapse(segments), str),
+    lambda segments: _collapse(_resolve(segments, str)),
+)

@@ -9,6 +9,8 @@ Nothing goes out twice and nothing after the end, whatever the app still sends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from enum import Enum
 
 from starlette.types import Message, Send
@@ -112,6 +114,15 @@ class Outlet:
         self._cut.send_begins()
         try:
             await self._send(message)
+        finally:
+            self._cut.send_ends()
+
+    @contextlib.contextmanager
+    def unbroken(self) -> Iterator[None]:
+        """What is sent in here belongs together: the app is not ended in the middle of it."""
+        self._cut.send_begins()
+        try:
+            yield
         finally:
             self._cut.send_ends()
 

@@ -7,83 +7,56 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from homeport import telemetry
-from homeport.adapter import Adapter
 from homeport.answers import Answer, BufferedAnswer, KeptAnswer, PlainAnswer, SniffedAnswer, header_values
-from homeport.decisions import MissPolicy, Pass, Pin, Reject, decide
+from homeport.decisions import Pin, Reject
 from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, reject
 from homeport.exchange import Adopt, Exchange, exchange_scope
+from homeport.gate import Gate
 from homeport.intake import ClientGone, Intake
-from homeport.keys import Keyring, Tenant
+from homeport.keys import Tenant
 from homeport.ledger import Ledger
 from homeport.observation import Observed
 from homeport.operations import Match, Operation
 from homeport.outlet import Cut, Outlet, Progress
 from homeport.selectors import Inspected, Selector, path_selectors
-from homeport.settings import Settings
+from homeport.service import Service
 from homeport.sse import is_event_stream
-from homeport.state import State
-from homeport.stores.base import CapacityExceeded, SecretMismatch, StoreUnavailable
 from homeport.streaming import StreamedAnswer
-from homeport.tenants import TenantPolicy
-from homeport.upstreams import Upstream, UpstreamDirectory
+from homeport.upstreams import Upstream
 
-__all__ = ["Responder", "Runtime"]
+__all__ = ["Responder"]
 
 _logger = logging.getLogger("homeport")
 
 _ALONE = "This gateway answers the operation from the request alone: it cannot take stored state into account."
-
-_NOT_REPORTED = "The response names an upstream that the application did not report."
 
 _Write = Callable[[Observed, Upstream], Awaitable[None]]
 
 _NOT_OFFERED = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """What all exchanges of one mounted middleware share."""
-
-    app: ASGIApp
-    settings: Settings
-    state: State
-    keyring: Keyring
-    directory: UpstreamDirectory
-    tenants: TenantPolicy
-    misses: MissPolicy
-    adapter: Adapter
-    stripped: frozenset[bytes]
-    """Request headers that the app must not see, dashed and in lower case."""
-
-
 class Responder:
     """The state and the course of one exchange: the port behind :class:`Exchange`, the recorder of its answer."""
 
-    def __init__(self, runtime: Runtime, match: Match, scope: Scope, receive: Receive, send: Send) -> None:
-        self._runtime = runtime
-        self._settings = runtime.settings
-        self._enforce = runtime.settings.mode == "enforce"
+    def __init__(self, gate: Gate, match: Match, scope: Scope, receive: Receive, send: Send) -> None:
+        self._gate = gate
+        self._settings = settings = gate.settings
         self._match = match
         self._scope = scope
-        self._intake = Intake(scope, receive, runtime.settings)
+        self._intake = Intake(scope, receive, settings)
         self._cut = Cut()
-        self._outlet = Outlet(
-            send, self._cut, method=scope["method"], retryable_status=runtime.settings.retryable_status
-        )
-        self._upstreams: Mapping[str, Upstream] = runtime.directory.upstreams()
+        self._outlet = Outlet(send, self._cut, method=scope["method"], retryable_status=settings.retryable_status)
+        self._service = Service(gate.directory, gate.adapter)
         self._exchange = Exchange(self)
         self._path = path_selectors(match)
         self._request = Inspected(self._path)
         self._ledger: Ledger | None = None
         self._answer: Answer | None = None
-        self._reports: list[Upstream | None] = []
         self._rejection: Rejection | None = None  # told in mode host: it stands whatever the app makes of it
         self._over = False
         self._alone = False  # the app answers without state, and nobody is asked
@@ -91,7 +64,6 @@ class Responder:
         self._decided = False
         self._refused = False  # by the app itself
         self._admission = asyncio.Lock()  # one admission at a time: the second caller waits for what the first finds
-        self.pin: Upstream | None = None
         self.tenant: Tenant | None = None
 
     # The way of the request
@@ -103,7 +75,7 @@ class Responder:
         except ClientGone:
             return
         except Rejected as rejected:
-            if self._enforce:
+            if self._gate.enforces:
                 self._count(rejected.rejection.reason.value)
                 await self._outlet.reject(rejected.rejection)
                 return
@@ -111,7 +83,7 @@ class Responder:
         fault: Exception | None = None
         try:
             with exchange_scope(self._exchange):
-                await self._runtime.app(self._app_scope(), self._intake.receive, self._app_send)
+                await self._gate.app(self._app_scope(), self._intake.receive, self._app_send)
         except asyncio.CancelledError:
             if not self._cut.fired:
                 raise
@@ -131,98 +103,48 @@ class Responder:
             raise Rejected.because(Reason.WEBSOCKET_UNSUPPORTED)
         if operation is Operation.COLLECTION and self._settings.tenant_mode != "single":
             raise Rejected.because(Reason.UNSUPPORTED_OPERATION)
-        try:
-            await self._runtime.state.ensure_open()
-        except SecretMismatch:
-            raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
+        await self._gate.ensure_open()
         host = self._settings.tenant_mode == "host"
-        needs_body = operation.reads_body or (not host and self._runtime.tenants.wants_body(self._intake.headers))
-        body = await self._intake.read_body() if needs_body else b""
-        tenant = None if host else self._resolve(body)
+        headers = self._intake.headers
+        signed_body = not host and self._gate.tenants.wants_body(headers)
+        # Who is refused for the header alone is not asked to send a body.
+        tenant = None if host or signed_body else self._gate.tenant_of(self._scope, headers, b"")
+        if operation.reads_body:
+            self._intake.check_header()
+        body = await self._intake.read_body() if operation.reads_body or signed_body else b""
+        if signed_body:
+            tenant = self._gate.tenant_of(self._scope, headers, body)
         if operation.reads_body:
             found = await self._intake.inspect(operation, body)
             self._request = replace(found, selectors=(*self._path, *found.selectors)) if self._path else found
-        if self._runtime.adapter.answers_alone(operation):
+        if self._gate.adapter.answers_alone(operation):
             if self._request.selectors:
                 raise Rejected(reject(Reason.UNSUPPORTED_OPERATION, message=_ALONE))
             self._alone = True
         elif tenant is not None:
             await self._decide(tenant)
 
-    def _resolve(self, body: bytes) -> Tenant:
-        scope = self._scope
-        client, server = scope.get("client"), scope.get("server")
-        query = scope.get("query_string", b"")
-        target = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0]
-        return self._runtime.tenants.resolve(
-            self._intake.headers,
-            peer=client[0] if client else None,
-            unix=not (client and client[0]) and server is not None and server[1] is None,
-            method=scope["method"],
-            target=target + (b"?" + query if query else b""),
-            body=body,
-            now=time.time(),
-        )
-
     async def _decide(self, tenant: Tenant, adopt: Adopt | None = None) -> None:
         """Look up and decide. Raises :class:`Rejected`."""
-        runtime = self._runtime
         self.tenant = tenant
-        ledger = self._ledger = Ledger(
-            self._match.operation,
-            tenant,
-            self._request,
-            state=runtime.state,
-            keyring=runtime.keyring,
-            settings=self._settings,
-            adapter=runtime.adapter,
-        )
-        selectors = self._request.selectors
-        try:
-            if ledger.will_record:
-                runtime.state.require_healthy()
-            if ledger.will_count:
-                await runtime.state.require_room(ledger.tenant_digests)
-            if selectors:
-                keys = [ledger.key(s.kind, s.id) for s in selectors]
-                facts = await runtime.state.lookup(keys, fresh=self._match.operation.by_id)
-                ledger.facts = dict(zip(selectors, facts, strict=True))
-            if adopt is not None:
-                await self._adopt(ledger, adopt)
-        except StoreUnavailable:
-            raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
-        except CapacityExceeded:
-            raise Rejected.because(Reason.CAPACITY_EXCEEDED) from None
-        decision = decide(selectors, ledger.facts, self._upstreams, model=self._request.model, policy=runtime.misses)
-        match decision:
-            case Pass():
-                self._count("pass")
-            case Pin(upstream):
-                self.pin = upstream
-                self._count("pin")
-            case Reject(rejection, known):
-                self.pin = known
-                raise Rejected(rejection)
+        ledger = self._ledger = self._gate.ledger(self._match.operation, tenant, self._request)
+        decision = await self._gate.judge(ledger, self._service.upstreams, adopt=adopt)
+        if isinstance(decision, Reject):
+            self._service.pin = decision.known
+            raise Rejected(decision.rejection)
+        if isinstance(decision, Pin):
+            self._service.pin = decision.upstream
+        self._count("pin" if isinstance(decision, Pin) else "pass")
         self._admitted = True
-
-    async def _adopt(self, ledger: Ledger, adopt: Adopt) -> None:
-        facts = dict(ledger.facts)
-        for selector, fact in ledger.facts.items():
-            owner = adopt(selector) if fact is Reason.MISSING else None
-            if owner is not None and (record := await ledger.adopted(selector, owner)) is not None:
-                facts[selector] = record
-        ledger.facts = facts
 
     def _app_scope(self) -> Scope:
         settings = self._settings
-        strip = self._runtime.stripped
-        headers = [(k, v) for k, v in self._intake.headers if k.lower().replace(b"_", b"-") not in strip]
+        scope = self._gate.app_scope(self._scope, self._intake.app_headers(), self._exchange)
         if settings.pin_header and self.pin is not None:
-            headers.append((settings.pin_header.lower().encode(), self.pin.name.encode()))
+            scope["headers"].append((settings.pin_header.lower().encode(), self.pin.name.encode()))
         # A file that the server sends by itself could not be observed, and trailers would follow our own end.
         extensions = {k: v for k, v in (self._scope.get("extensions") or {}).items() if k not in _NOT_OFFERED}
-        state = {**(self._scope.get("state") or {}), "homeport": self._exchange}
-        return {**self._scope, "headers": headers, "state": state, "extensions": extensions}
+        return {**scope, "extensions": extensions}
 
     # The way of the response
 
@@ -251,8 +173,8 @@ class Responder:
             raise Rejected(self._rejection)
         status, ledger = message["status"], self._ledger
         named = self._read_served_by(message)
-        if self._enforce and self._reports:
-            self._check_pin(self._reports[-1])
+        if self._gate.enforces:
+            self._service.check_pin()
         if status == 500:
             return KeptAnswer(self._outlet)
         if self._alone or not 200 <= status < 300:
@@ -261,8 +183,8 @@ class Responder:
             self._refuse(
                 reject(Reason.INTEGRATION_FAULT, message="The application named an upstream that is not known.")
             )
-        if ledger is None or (self._enforce and not self._admitted):
-            if self._enforce:
+        if ledger is None or (self._gate.enforces and not self._admitted):
+            if self._gate.enforces:
                 text = "The application did not call exchange.admit()."
                 raise Rejected(reject(Reason.INTEGRATION_FAULT, message=text))
             return PlainAnswer(self._outlet)
@@ -297,24 +219,6 @@ class Responder:
         lowered = name.lower().encode()
         return {**message, "headers": [(k, v) for k, v in message.get("headers", ()) if k.lower() != lowered]}
 
-    def _check_pin(self, served_by: Upstream | None) -> None:
-        if self.pin is not None and served_by is not None and served_by.fingerprint != self.pin.fingerprint:
-            raise Rejected.because(Reason.PIN_VIOLATED)
-
-    def _served_by(self, response_id: str | None) -> Upstream | None:
-        """Who owns what this exchange made; None for nobody. Raises :class:`Rejected` where that cannot be said."""
-        if not self._reports:
-            if len(self._upstreams) != 1:
-                raise Rejected.because(Reason.INTEGRATION_FAULT)
-            (only,) = self._upstreams.values()
-            return only
-        try:
-            owner = self._runtime.adapter.owner(response_id, self._reports)
-        except LookupError:
-            raise Rejected(reject(Reason.INTEGRATION_FAULT, message=_NOT_REPORTED)) from None
-        self._check_pin(owner)
-        return owner
-
     async def _conclude(self, fault: Exception | None) -> None:
         """The app is over: tell the client what it has not been told. Raises ``fault`` unless it was our doing."""
         told = self._rejection or (fault.rejection if isinstance(fault, Rejected) else None)
@@ -339,6 +243,10 @@ class Responder:
     # The port to the app (homeport.exchange.Port)
 
     @property
+    def pin(self) -> Upstream | None:
+        return self._service.pin
+
+    @property
     def model(self) -> str | None:
         return self._request.model
 
@@ -352,24 +260,11 @@ class Responder:
 
     @property
     def reported(self) -> bool:
-        return bool(self._reports)
+        return self._service.reported
 
     def report(self, upstream: Upstream | str | None) -> None:
-        if self._over:
-            return
-        known = upstream if upstream is None else self._known(upstream)
-        if known is None and upstream is not None:
-            self._upstreams = self._runtime.directory.upstreams()  # it may have come while the app was at work
-            known = self._known(upstream)
-            if known is None:
-                raise LookupError("served_by() was given an upstream that is not in the directory")
-        self._reports.append(known)
-
-    def _known(self, upstream: Upstream | str) -> Upstream | None:
-        if isinstance(upstream, str):
-            return self._upstreams.get(upstream)
-        found = any(u.fingerprint == upstream.fingerprint for u in self._upstreams.values())
-        return upstream if found else None
+        if not self._over:
+            self._service.report(upstream)
 
     async def admit(self, tenant: Tenant, adopt: Adopt | None = None) -> None:
         if self._settings.tenant_mode != "host":
@@ -416,7 +311,7 @@ class Responder:
         if observed.empty:
             return
         try:
-            owner = self._served_by(observed.id)
+            owner = self._service.owner(observed.id)
             if owner is None or not owner.stateful:
                 self._count("not_owned")
                 return
@@ -427,7 +322,7 @@ class Responder:
 
     def _refuse(self, rejection: Rejection, *, stands: bool = False) -> None:
         """Raise ``rejection``; in mode observe only say that it would have been. ``stands``: whatever the app does."""
-        if not self._enforce:
+        if not self._gate.enforces:
             self._note(rejection)
             return
         if stands:
@@ -440,7 +335,7 @@ class Responder:
         self._outlet.extra = [(OUTCOME_HEADER.encode(), outcome.encode())]
 
     def _count(self, outcome: str) -> None:
-        telemetry.decisions.add(1, {"operation": self._match.operation.value, "outcome": outcome})
+        self._gate.count(self._match.operation, outcome)
 
 
 def _refusal(fault: BaseException | None) -> bool:

@@ -6,9 +6,9 @@ for their own messages.
 
 from __future__ import annotations
 
-import re
+import contextlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,11 +18,19 @@ from homeport.errors import Reason, Rejected, reject
 from homeport.keys import Kind
 from homeport.operations import MAX_ID_BYTES, Match, Operation
 
-__all__ = ["Inspected", "Selector", "check_content_type", "inspect_body", "path_selectors"]
+__all__ = [
+    "Inspected",
+    "Selector",
+    "id_member",
+    "inspect_body",
+    "inspect_members",
+    "path_selectors",
+    "text_member",
+    "top_level",
+]
 
-_TOP = frozenset(
-    {"previous_response_id", "conversation", "input", "items", "tools", "model", "stream", "store", "background"}
-)
+_FLAGS = ("stream", "store", "background")
+_TOP = frozenset({"previous_response_id", "conversation", "input", "items", "tools", "model", "extra_body", *_FLAGS})
 _ITEM = frozenset(
     {"id", "type", "role", "encrypted_content", "result", "container", "container_id", "environment", "tools"}
 )
@@ -30,11 +38,8 @@ _TOOL = frozenset({"type", "container", "container_id", "environment", "tools"})
 _NAMED = frozenset({"id", "container", "container_id", "type"})
 _MAX_DEPTH = 4  # of tools inside of tools, and of holders of containers
 
-_PLAIN_TYPES = frozenset({b"", b"application/json", b"text/json", b"text/plain", b"application/octet-stream"})
-_CHARSET = re.compile(rb"charset\s*=\s*\"?([^\s;\"]*)")
-
-# Without this member the item is a mere pointer to what the upstream stored under its id.
-_CONTENT_OF = {"reasoning": "encrypted_content", "compaction": "encrypted_content", "image_generation_call": "result"}
+# By folded type. Without this member the item is a mere pointer to what the upstream stored under its id.
+_CONTENT_OF = {"reasoning": "encrypted_content", "compaction": "encrypted_content", "imagegenerationcall": "result"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,26 +74,6 @@ def path_selectors(match: Match) -> tuple[Selector, ...]:
     return (Selector(kind, match.path_id, in_path=True),)
 
 
-def check_content_type(values: Sequence[bytes]) -> None:
-    """Refuse a body that the app may read as something else than the JSON that is inspected.
-
-    Raises :class:`homeport.errors.Rejected` for forms, for charsets other than UTF-8, and for two types.
-    """
-    if len(values) > 1:
-        raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
-    kind, _, parameters = (values[0] if values else b"").lower().partition(b";")
-    kind = kind.strip()
-    charset = _CHARSET.search(parameters)
-    plain = kind in _PLAIN_TYPES or (kind.startswith(b"application/") and kind.endswith(b"+json"))
-    if not plain or (charset is not None and charset[1] not in (b"utf-8", b"utf8", b"us-ascii")):
-        raise Rejected(
-            reject(
-                Reason.UNSUPPORTED_ENCODING,
-                message="The body must be JSON in UTF-8, and its content type must say so (application/json).",
-            )
-        )
-
-
 def inspect_body(operation: Operation, body: bytes, *, max_selectors: int) -> Inspected:
     """The selectors in a decoded request ``body``, whatever its declared content type.
 
@@ -98,18 +83,21 @@ def inspect_body(operation: Operation, body: bytes, *, max_selectors: int) -> In
     optional_body = operation in (Operation.CONVERSATION_CREATE, Operation.ITEMS_CREATE)
     if optional_body and not body.strip():
         return Inspected()
+    return inspect_members(operation, top_level(body), max_selectors=max_selectors)
+
+
+def top_level(body: bytes, also: frozenset[str] = frozenset()) -> strictjson.Members:
+    """The members of the object ``body``; ``also`` are names that matter to the caller. Raises :class:`Rejected`."""
     strictjson.begin()
-    try:
+    with _judged():
         strictjson.check_text(body)
-        top = strictjson.members(body, _TOP)
+        return strictjson.members(body, _TOP | also)
+
+
+def inspect_members(operation: Operation, top: strictjson.Members, *, max_selectors: int) -> Inspected:
+    """The selectors in ``top``, which :func:`top_level` has just given in this thread. Raises :class:`Rejected`."""
+    with _judged():
         selectors = _bounded(_references(operation, top), max_selectors)
-    except strictjson.Ambiguous:
-        raise Rejected.because(Reason.AMBIGUOUS_SELECTOR) from None
-    except strictjson.TooMany:
-        text = "The request holds more items than this gateway inspects."
-        raise Rejected(reject(Reason.TOO_MANY_SELECTORS, message=text)) from None
-    except strictjson.Invalid:
-        raise Rejected.because(Reason.INVALID_JSON) from None
     return Inspected(
         selectors,
         model=_text_or_none(top.get("model")),
@@ -119,10 +107,25 @@ def inspect_body(operation: Operation, body: bytes, *, max_selectors: int) -> In
     )
 
 
+@contextlib.contextmanager
+def _judged() -> Iterator[None]:
+    try:
+        yield
+    except strictjson.Ambiguous:
+        raise Rejected.because(Reason.AMBIGUOUS_SELECTOR) from None
+    except strictjson.TooMany:
+        text = "The request holds more items than this gateway inspects."
+        raise Rejected(reject(Reason.TOO_MANY_SELECTORS, message=text)) from None
+    except strictjson.Invalid:
+        raise Rejected.because(Reason.INVALID_JSON) from None
+
+
 def _references(operation: Operation, top: strictjson.Members) -> Iterator[Selector]:
+    _check_extra(top.get("extra_body"))
     if operation in (Operation.CONVERSATION_CREATE, Operation.ITEMS_CREATE):
         yield from _in_items("items", top.get("items"))
         return
+    _check_plain(top)
     previous = _id("previous_response_id", top.get("previous_response_id"))
     conversation = _conversation_id(top.get("conversation"))
     if previous and conversation:
@@ -133,6 +136,27 @@ def _references(operation: Operation, top: strictjson.Members) -> Iterator[Selec
         yield Selector(Kind.CONVERSATION, conversation)
     yield from _in_items("input", top.get("input"))
     yield from _in_tools("tools", top.get("tools"))
+
+
+def _check_plain(top: strictjson.Members) -> None:
+    """Refuse what some readers coerce: ``"false"``, ``0``."""
+    for name in _FLAGS:
+        if _kind(top.get(name)) not in ("a boolean", "null", "nothing"):
+            raise _invalid_type(name, "a boolean", _kind(top.get(name)))
+    _text("model", top.get("model"))
+
+
+def _check_extra(raw: msgspec.Raw | None) -> None:
+    """Refuse members of a body in its ``extra_body``: an app that calls OpenAI's SDK with them all would merge it."""
+    if _is_absent(raw):
+        return
+    try:
+        # Pairs in an array could be merged as well.
+        plain = _kind(raw) == "an object" and not _TOP & strictjson.members(raw or b"", _TOP).keys()
+    except strictjson.Ambiguous:
+        plain = False
+    if not plain:
+        raise Rejected(reject(Reason.AMBIGUOUS_SELECTOR, param="extra_body"))
 
 
 def _conversation_id(raw: msgspec.Raw | None) -> str | None:
@@ -164,15 +188,11 @@ def _in_items(name: str, raw: msgspec.Raw | None) -> Iterator[Selector]:
 
 
 def _in_item(name: str, item: strictjson.Members) -> Iterator[Selector]:
-    # A wrong type where pointer and content are told apart would be absent to one reader and present to another.
-    item_type = _text(f"{name}.type", item.get("type"))
-    content = "role" if item_type is None else _CONTENT_OF.get(item_type)
-    if content is not None:
-        _text(f"{name}.{content}", item.get(content))
+    item_type = _type(name, item)
     encrypted = _text_or_none(item.get("encrypted_content"))
     if encrypted:
         yield Selector(Kind.ENCRYPTED, encrypted, hard=False)
-    if _is_pointer(item, item_type):
+    if _is_pointer(name, item, item_type):
         item_id = _id(f"{name}.id", item.get("id"))
         if item_id:
             yield Selector(Kind.ITEM, item_id)
@@ -181,14 +201,31 @@ def _in_item(name: str, item: strictjson.Members) -> Iterator[Selector]:
     yield from _in_tools(f"{name}.tools", item.get("tools"))
 
 
-def _is_pointer(item: strictjson.Members, item_type: str | None) -> bool:
-    if item_type is None:
-        # WIRE.md section 0: the type of an item_reference is optional and nullable.
-        return _is_absent(item.get("role"))
-    if item_type == "item_reference":
+def _type(name: str, item: strictjson.Members) -> str:
+    """The type of an item, folded: as the name of a C# or protobuf enum it may come in another spelling."""
+    text = _deciding(f"{name}.type", item.get("type"))
+    if len(text) > strictjson.MAX_NAME:
+        raise strictjson.Ambiguous("a type too long to be one")
+    return strictjson.fold(text)
+
+
+def _deciding(name: str, raw: msgspec.Raw | None) -> str:
+    """A text that tells pointers from content, empty if it is absent or blank.
+
+    With a wrong type or a NUL it would be absent to one reader and present to another.
+    """
+    text = _text(name, raw) or ""
+    if "\0" in text:
+        raise strictjson.Ambiguous("a NUL in a text that decides")
+    return "" if text.isspace() else text
+
+
+def _is_pointer(name: str, item: strictjson.Members, item_type: str) -> bool:
+    if item_type == "itemreference":
         return True
-    content = _CONTENT_OF.get(item_type)
-    return content is not None and _is_absent(item.get(content))
+    # WIRE.md section 0: the type of an item_reference is optional and nullable.
+    content = _CONTENT_OF.get(item_type) if item_type else "role"
+    return content is not None and not _deciding(f"{name}.{content}", item.get(content))
 
 
 def _in_tools(name: str, raw: msgspec.Raw | None, depth: int = 0) -> Iterator[Selector]:
@@ -317,3 +354,13 @@ def _invalid_type(name: str, expected: str, got: str) -> Rejected:
 def _invalid_value(name: str) -> Rejected:
     message = f"Invalid '{name}': expected an ID of at most {MAX_ID_BYTES} bytes without NUL characters."
     return Rejected(reject(Reason.INVALID_TYPE, message=message, param=name))
+
+
+def text_member(name: str, of: strictjson.Members) -> str | None:
+    """The text ``name`` of an object; None if it is absent. Raises :class:`Rejected` for any other type."""
+    return _text(name, of.get(name))
+
+
+def id_member(name: str, of: strictjson.Members) -> str | None:
+    """The same for an id: at most 4 KiB without a NUL."""
+    return _id(name, of.get(name))

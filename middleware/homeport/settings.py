@@ -109,6 +109,7 @@ class Settings(BaseSettings):
     max_records_per_tenant: int = Field(0, ge=0, description="Responses and conversations of a tenant; 0 is unbounded.")
 
     max_request_bytes: _Size = Field(64 * _MIB, description="The largest body that is inspected, also decoded.")
+    decompress_for_app: bool = Field(False, description="Decode inspected bodies for an app that cannot (LiteLLM).")
     max_response_bytes: _Size = Field(64 * _MIB, description="How much of a buffered answer is held in memory.")
     max_event_bytes: _Size = Field(64 * _MIB, description="The largest event of a stream.")
     lookup_timeout: _SomeSeconds = Field(5.0, description="For one lookup in the store.")

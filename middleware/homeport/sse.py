@@ -11,12 +11,14 @@ know of the past is the last byte.
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Iterator
 
 import msgspec
 
-__all__ = ["Event", "EventTooLarge", "Framer", "is_event_stream"]
+__all__ = ["Event", "EventTooLarge", "Framer", "blocks", "is_event_stream", "read"]
 
-_LF, _CR = b"\n\r"
+_LF, _CR, _COLON = b"\n\r:"
 _LINE_ENDS = b"\n\r"
 _BOM = b"\xef\xbb\xbf"
 
@@ -37,18 +39,70 @@ class EventTooLarge(Exception):
     """An event is longer than the limit; the stream cannot be framed any further."""
 
 
-class Event(msgspec.Struct, frozen=True):
+class Event(msgspec.Struct, frozen=True, gc=False):
     """One block of a stream, up to and with the blank line that ends it.
 
     ``name`` is the value of its last ``event`` field. ``data`` is its ``data`` lines, joined; None if there is none, as
     in a comment or a stray blank line. ``complete`` is False for what a stream leaves behind when it ends without a
-    blank line: a strict client drops it.
+    blank line: a strict client drops it. ``unread`` is True for a large one whose fields wait for :func:`read`.
     """
 
-    raw: bytes  # a struct, as one is made per event: a frozen dataclass takes seven times as long
+    raw: bytes | bytearray  # a struct, as one is made per event: a frozen dataclass takes seven times as long
     name: bytes = b""
-    data: bytes | None = None
+    data: bytes | memoryview | None = None
     complete: bool = True
+    unread: bool = False
+    bom: bool = False
+
+
+def read(event: Event) -> Event:
+    """``event`` with its fields, its data as a view.
+
+    Made for a thread: linear, and no single step of it searches or copies more than it must, as others wait meanwhile.
+    """
+    if not event.unread:
+        return event
+    raw, view = event.raw, memoryview(event.raw)
+    name = b""
+    data: memoryview | None = None
+    joined: bytearray | None = None
+    for start, end in _lines(raw, len(_BOM) if event.bom else 0):
+        named = raw.startswith(b"event", start)
+        if not named and not raw.startswith(b"data", start):
+            continue
+        colon = start + (5 if named else 4)
+        if colon < end and raw[colon] != _COLON:
+            continue
+        value = view[colon + 1 + (raw[colon + 1 : colon + 2] == b" ") : end] if colon < end else view[end:end]
+        if named:
+            name = bytes(value)
+        elif data is None:
+            data = value
+        else:
+            joined = bytearray(data) if joined is None else joined
+            joined += b"\n"
+            joined += value
+    return Event(raw, name, data if joined is None else memoryview(joined), event.complete)
+
+
+def _lines(text: bytes | bytearray, start: int) -> Iterator[tuple[int, int]]:
+    """Where the lines begin and end, one by one: a list of those of a large event could take gigabytes."""
+    lf = cr = -1
+    while start < len(text):
+        # Each is looked for again only when it has been passed: linear, whichever of them is missing.
+        if lf < start and (lf := text.find(b"\n", start)) < 0:
+            lf = len(text)
+        if cr < start and (cr := text.find(b"\r", start)) < 0:
+            cr = len(text)
+        yield start, min(lf, cr)
+        start = min(lf, cr) + 1
+
+
+def blocks(data: bytes | bytearray | memoryview, size: int) -> Iterator[bytes]:
+    """``data`` in pieces of at most ``size`` bytes."""
+    with memoryview(data) as view:
+        for start in range(0, len(view), size):
+            yield view[start : start + size].tobytes()
 
 
 def _parse(raw: bytes, *, bom: bool, complete: bool = True) -> Event:
@@ -78,12 +132,16 @@ def _end_of_block(text: bytes, scan: int, starts_line: bool, has_cr: bool) -> in
 
 
 class Framer:
-    """Cuts one stream into events: ``feed`` it every chunk, then ``close`` it."""
+    """Cuts one stream into events: ``feed`` it every chunk, then ``close`` it.
 
-    __slots__ = ("_bom", "_failed", "_held", "_last", "_max_event_bytes", "_opening")
+    An event of more than ``read_bytes`` that came in several chunks is handed out unread.
+    """
 
-    def __init__(self, *, max_event_bytes: int) -> None:
+    __slots__ = ("_bom", "_failed", "_held", "_last", "_max_event_bytes", "_opening", "_read_bytes")
+
+    def __init__(self, *, max_event_bytes: int, read_bytes: int = sys.maxsize) -> None:
         self._max_event_bytes = max_event_bytes
+        self._read_bytes = read_bytes
         self._held = bytearray()  # the event that has begun: searched when it came, never again
         self._last = _LF  # the last byte seen; a stream starts as if a line had just ended
         self._opening = True  # all that was seen so far may yet become a byte order mark
@@ -94,6 +152,18 @@ class Framer:
     def pending(self) -> int:
         """How many bytes are held back because their event has not ended."""
         return len(self._held)
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything seen belongs to events that are out: a lone LF may close the line end of the last."""
+        return not self._held or self._held == b"\n"
+
+    def rest_of_line_end(self) -> bytes:
+        """The LF that closes the line end of an event that is out, if one is held. It is held no longer."""
+        if self._held != b"\n":
+            return b""
+        self._held.clear()
+        return b"\n"
 
     def feed(self, chunk: bytes) -> list[Event]:
         """The events that end in ``chunk``.
@@ -127,35 +197,41 @@ class Framer:
         return self._cut(chunk, scan, starts_line)
 
     def _cut(self, chunk: bytes, scan: int, starts_line: bool) -> list[Event]:
-        held = self._held
         size = len(chunk)
-        may_exceed = len(held) + size > self._max_event_bytes
+        may_exceed = len(self._held) + size > self._max_event_bytes
         has_cr = _CR in chunk
         events: list[Event] = []
         start = 0
         while scan < size:
-            if not has_cr and not held and scan == start and (usual := _USUAL.match(chunk, scan)):
+            if not has_cr and not self._held and scan == start and (usual := _USUAL.match(chunk, scan)):
                 end = usual.end()
                 event = Event(chunk[start:end], usual[1] or b"", usual[2])
             else:
                 end = _end_of_block(chunk, scan, starts_line, has_cr)
                 if end < 0:
                     break
-                raw = chunk[start:end]
-                if held:
-                    raw = b"".join((held, raw))
-                    held.clear()
-                event = _parse(raw, bom=self._bom)
+                event = self._event(chunk[start:end]) if self._held else _parse(chunk[start:end], bom=self._bom)
                 self._bom = False
             if may_exceed and len(event.raw) > self._max_event_bytes:
                 return self._fail(events)
             events.append(event)
             start = scan = end
             starts_line = True
-        if may_exceed and len(held) + size - start > self._max_event_bytes:
+        if may_exceed and len(self._held) + size - start > self._max_event_bytes:
             return self._fail(events)
-        held += chunk[start:]
+        self._held += chunk[start:]
         return events
+
+    def _event(self, end: bytes, *, complete: bool = True) -> Event:
+        """The event that is held, with its ``end``."""
+        held = self._held
+        if len(held) + len(end) > self._read_bytes:
+            held += end
+            self._held = bytearray()  # the old one is given away: a copy of a large event takes milliseconds
+            return Event(held, complete=complete, unread=True, bom=self._bom)
+        raw = b"".join((held, end))
+        held.clear()
+        return _parse(raw, bom=self._bom, complete=complete)
 
     def _fail(self, events: list[Event]) -> list[Event]:
         self._failed = True
@@ -168,9 +244,7 @@ class Framer:
         """What is left at the end of the stream, if anything; raises like ``feed``."""
         if self._failed:
             raise EventTooLarge
-        raw = bytes(self._held)
-        self._held.clear()
-        if not raw:
+        if not self._held:
             return []
         # A lone LF is the second half of the line end of an event that is out already.
-        return [_parse(raw, bom=self._bom, complete=raw == b"\n")]
+        return [self._event(b"", complete=self.whole)]

@@ -6,6 +6,7 @@ import asyncio
 import re
 import sys
 import time
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any
 
@@ -13,22 +14,30 @@ from starlette.types import Message
 
 from homeport import telemetry
 from homeport.answers import Recorder, header_values
-from homeport.bodies import StreamDecoder
+from homeport.bodies import CodingError, StreamDecoder
 from homeport.errors import Reason, Rejected, Rejection, failed_event
-from homeport.observation import Observed, ObservedEvent, observe_event
+from homeport.observation import Observed, ObservedEvent, observe_event, without_large
 from homeport.outlet import Outlet
 from homeport.settings import Settings
-from homeport.sse import Event, EventTooLarge, Framer
+from homeport.sse import Event, EventTooLarge, Framer, blocks, read
 
 __all__ = ["StreamedAnswer"]
 
-_YIELD_EVERY = 256
+_SLICE = 1 << 12  # so many bytes are framed at once: a thousand blank lines take a millisecond
+_LARGE = 1 << 16  # an event that is longer is read in a thread, so that other streams keep their latency
+_BLOCK = 1 << 18
+_TURN = 0.002  # seconds
+_TURN_EVENTS = 64
 _SEQUENCE = re.compile(rb'"sequence_number": ?(\d{1,15})')
 _KEEPALIVE = b": homeport is storing the response\n\n"
 
 
 class StreamedAnswer:
-    """Forwards events as they come and holds only those that a client could act on before they are owned."""
+    """Forwards events as they come and holds only those that a client could act on before they are owned.
+
+    ``body`` is called for one message at a time. A client that is gone does not stop it: what the app still sends is
+    recorded, and each call raises what the server has raised.
+    """
 
     def __init__(self, outlet: Outlet, recorder: Recorder, settings: Settings) -> None:
         self._outlet = outlet
@@ -36,42 +45,49 @@ class StreamedAnswer:
         self._linger = settings.linger
         self._hold_keepalive = settings.hold_keepalive
         # Mode observe refuses nothing.
-        limit = settings.max_event_bytes if settings.mode == "enforce" else sys.maxsize
-        self._framer = Framer(max_event_bytes=limit)
+        self._limit = settings.max_event_bytes if settings.mode == "enforce" else sys.maxsize
+        self._framer = Framer(max_event_bytes=self._limit, read_bytes=_LARGE)
         self._decoder: StreamDecoder | None = None
-        self._unknown_coding = False
-        self._coded = bytearray()
+        self._opaque = False  # it cannot be decoded
+        self._decoded = 0
+        self._coded: deque[tuple[bytes, int]] = deque()  # chunks, and how much is decoded by the end of them
+        self._coded_bytes = 0
+        self._ready = bytearray()  # events that may go out
         self._head: Message | None = None
         self._items = Observed()  # finished items of the response that is under way
         self._open: set[str] = set()
         self._latest: str | None = None
         self._all_ended = False
         self._lingers: float | None = None
-        self._last = b""
+        self._last: bytes | bytearray = b""
         self._named = False
         self._next_sequence = 0
         self._done_seen = False
+        self._gone: Exception | None = None
         self._finished = False
+        self._turn_began = 0.0
 
     async def start(self, message: Message) -> None:
         self._head = message
         telemetry.open_streams.add(1)
-        encodings = header_values(message, b"content-encoding")
-        if encodings:
-            try:
-                self._decoder = StreamDecoder(encodings)
-            except ValueError:
-                self._unknown_coding = True
+        try:
+            decoder = StreamDecoder(header_values(message, b"content-encoding"))
+        except ValueError:
+            self._opaque = True
+        else:
+            self._decoder = decoder if decoder.coded else None
 
     async def body(self, message: Message) -> None:
         if self._finished:
             return
+        self._turn_began = time.perf_counter()
         last = not message.get("more_body", False)
         try:
             await self._forward(message.get("body", b""), last=last)
         except Rejected as rejected:
             await self._fail(rejected.rejection)
         except EventTooLarge:
+            await self._flush()
             number = _SEQUENCE.search(self._last)
             self._next_sequence = int(number[1]) + 1 if number else self._next_sequence
             await self._fail(Rejected.because(Reason.COMMIT_FAILED).rejection)
@@ -82,6 +98,8 @@ class StreamedAnswer:
                 # Armed after the terminal event has gone out, and anew after other events; not after comments.
                 self._outlet.end_app(self._lingers)
                 self._lingers = None
+        if self._gone is not None:
+            raise self._gone
 
     async def app_over(self) -> None:
         pass
@@ -93,51 +111,83 @@ class StreamedAnswer:
             telemetry.open_streams.add(-1)
 
     async def _forward(self, chunk: bytes, *, last: bool) -> None:
-        if self._unknown_coding:
+        if self._opaque:
             self._recorder.unreadable()
-            await self._emit(chunk, last=last)
-            return
-        if self._decoder is None:
-            await self._pass(self._framer.feed(chunk))
-            if last:
-                await self._pass(self._framer.close())
-                await self._emit(b"", last=True)
-            return
-        # What was compressed elsewhere is passed on in its own chunks, held until the events in them are whole.
-        try:
-            text = self._decoder.feed(chunk)
-        except ValueError:
-            self._recorder.unreadable()
-            text = b""
-        self._coded += chunk
-        await self._pass(self._framer.feed(text), emit=False)
+            await self._emit(chunk)
+        elif self._decoder is not None:
+            await self._forward_coded(self._decoder, chunk, last=last)
+        else:
+            await self._frame(chunk, last=last)
+            self._ready += self._framer.rest_of_line_end()  # some clients wait for it
+            await self._flush()
         if last:
-            await self._pass(self._framer.close(), emit=False)
-        if last or not self._framer.pending:
-            coded, self._coded = bytes(self._coded), bytearray()
-            await self._emit(coded, last=last)
+            await self._emit(b"", last=True)
 
-    async def _pass(self, events: list[Event], *, emit: bool = True) -> None:
-        """Handle ``events`` in order; those before a held one go out before it is committed."""
-        ready: list[bytes] = []
-        for event in events:
+    async def _forward_coded(self, decoder: StreamDecoder, chunk: bytes, *, last: bool) -> None:
+        """Pass on what was compressed elsewhere in its own chunks, each held until the events in it are whole."""
+        try:
+            for text in decoder.feed(chunk):
+                self._decoded += len(text)
+                await self._frame(text)
+                if self._finished:
+                    return
+        except CodingError:
+            self._recorder.unreadable()
+            self._opaque = True
+        if last:
+            await self._frame(b"", last=True)
+        self._coded.append((chunk, self._decoded))
+        self._coded_bytes += len(chunk)
+        framed = self._decoded - (0 if self._framer.whole else self._framer.pending)
+        if not framed and not (last or self._opaque):
+            framed = -1  # nothing has been seen yet: what comes may still fail as a whole
+        while self._coded and (self._coded[0][1] <= framed or self._opaque):
+            held, _ = self._coded.popleft()
+            self._coded_bytes -= len(held)
+            await self._emit(held)
+        if self._coded_bytes > self._limit:
+            raise EventTooLarge
+
+    async def _frame(self, text: bytes, *, last: bool = False) -> None:
+        """Handle the events that end in ``text``: a little at a time, for one chunk may hold a million."""
+        for piece in blocks(text, _SLICE) if len(text) > _SLICE else (text,):
+            await self._handle(self._framer.feed(piece))
             if self._finished:
                 return
-            found = self._matters(event)
+            await self._pause()
+        if last:
+            await self._handle(self._framer.close())
+
+    async def _handle(self, events: list[Event]) -> None:
+        """Handle ``events`` in order; those before a held one go out before it is committed."""
+        for count, event in enumerate(events, 1):
+            if event.unread:
+                event, found = await asyncio.to_thread(self._read, event)
+            else:
+                found = self._matters(event)
             if found is not None:
-                if emit and ready:
-                    await self._emit(b"".join(ready))
-                    ready.clear()
+                await self._flush()
                 await self._commit(found)
-            ready.append(event.raw)
+                if self._finished:
+                    return
+            if self._decoder is None:
+                await self._put(event.raw)
             if event.data:
-                self._last = event.raw
+                self._last = event.raw if len(event.raw) < _LARGE else event.raw[:_SLICE] + event.raw[-_SLICE:]
                 if self._all_ended:
                     self._lingers = self._linger
-            if not len(ready) % _YIELD_EVERY:
-                await asyncio.sleep(0)  # a flood in one chunk must not hold up other streams
-        if emit and ready:
-            await self._emit(b"".join(ready))
+            if not count % _TURN_EVENTS:
+                await self._pause()
+
+    async def _pause(self) -> None:
+        """Let others have their turn, if this one has lasted long enough."""
+        if time.perf_counter() - self._turn_began > _TURN:
+            await asyncio.sleep(0)
+            self._turn_began = time.perf_counter()
+
+    def _read(self, event: Event) -> tuple[Event, ObservedEvent | None]:
+        event = read(event)
+        return event, self._matters(event)
 
     def _matters(self, event: Event) -> ObservedEvent | None:
         if event.name:
@@ -154,7 +204,7 @@ class StreamedAnswer:
         self._next_sequence = event.sequence_number
         if event.terminal:
             observed.id = observed.id or self._latest
-            await self._end(observed, event.response)
+            await self._end(observed, event.view)
         elif observed.id is None:
             # A finished item: complete here, though some servers leave `output` empty at the end.
             self._items.add(observed)
@@ -168,7 +218,7 @@ class StreamedAnswer:
             await self._recorder.pending(observed)
         self._next_sequence = event.sequence_number + 1
 
-    async def _end(self, observed: Observed, response: bytes | None) -> None:
+    async def _end(self, observed: Observed, response: memoryview | None) -> None:
         observed.add(self._items)
         self._items = Observed()
         try:
@@ -196,24 +246,48 @@ class StreamedAnswer:
         telemetry.hold_seconds.record(time.perf_counter() - started)
         task.result()
 
-    async def _emit(self, data: bytes, *, last: bool = False) -> None:
-        if self._finished or not (data or last):
+    async def _put(self, raw: bytes | bytearray) -> None:
+        """Send an event, or let it wait for those that follow at once."""
+        if len(raw) <= _BLOCK:
+            self._ready += raw
+            if len(self._ready) > _BLOCK:
+                await self._flush()
             return
-        if self._head is not None:
-            head, self._head = self._head, None
-            await self._outlet.send(head)
-        await self._outlet.send({"type": "http.response.body", "body": data, "more_body": not last})
+        await self._flush()
+        with self._outlet.unbroken():
+            for block in blocks(raw, _BLOCK):
+                await self._emit(block)
+                await self._pause()
 
-    async def _fail(self, rejection: Rejection, response: bytes | None = None) -> None:
+    async def _flush(self) -> None:
+        if self._ready:
+            data = bytes(self._ready)
+            self._ready.clear()
+            await self._emit(data)
+
+    async def _emit(self, data: bytes, *, last: bool = False) -> None:
+        if self._finished or self._gone is not None or not (data or last):
+            return
+        try:
+            if self._head is not None:
+                head, self._head = self._head, None
+                await self._outlet.send(head)
+            await self._outlet.send({"type": "http.response.body", "body": data, "more_body": not last})
+        except Exception as error:  # noqa: BLE001 - raised again by body(): what has come is still recorded
+            self._gone = error
+
+    async def _fail(self, rejection: Rejection, response: memoryview | None = None) -> None:
         """End in an error that no client can take for success; the rest of the stream is dropped."""
         self.close()
         if self._head is not None:
             await self._outlet.reject(rejection)
             self._outlet.end_app(0)
-        elif self._decoder is not None or self._unknown_coding:
+        elif self._decoder is not None or self._opaque:
             self._outlet.abort()
         else:
-            number = self._next_sequence
-            await self._outlet.finish(
-                failed_event(rejection, response=response, sequence_number=number, named=self._named)
-            )
+            shown: bytes | None = None
+            if response is not None:
+                large = len(response) > _LARGE
+                shown = await asyncio.to_thread(without_large, response) if large else bytes(response)
+            number, named = self._next_sequence, self._named
+            await self._outlet.finish(failed_event(rejection, response=shown, sequence_number=number, named=named))

@@ -1,16 +1,18 @@
 """JSON objects that can be read in one way only.
 
 A selector that homeport does not see but the app does is a way around the gate, so an object is refused when two JSON
-readers might disagree about it: a key that occurs twice (first wins, last wins), or a known key under another letter
-case (Go's ``encoding/json`` ignores case). msgspec refuses byte order marks, UTF-16, NaN, lone surrogates and trailing
-bytes by itself, but not invalid UTF-8 inside of skipped values, hence :func:`check_text`.
+readers might disagree about it: a key that occurs twice (first wins, last wins), or one that some reader takes for a
+known key (:func:`fold`). msgspec refuses byte order marks, UTF-16, NaN, lone surrogates, control characters and
+trailing bytes by itself, but not invalid UTF-8 inside of skipped values, hence :func:`check_text`.
 """
 
 from __future__ import annotations
 
 import re
 import threading
+import unicodedata
 from collections.abc import Set as AbstractSet
+from functools import lru_cache
 from itertools import islice
 from typing import TypeAlias, cast
 
@@ -19,6 +21,7 @@ import msgspec
 __all__ = [
     "MAX_EMPTY",
     "MAX_KEYS",
+    "MAX_NAME",
     "Ambiguous",
     "Invalid",
     "Members",
@@ -27,6 +30,7 @@ __all__ = [
     "array",
     "begin",
     "check_text",
+    "fold",
     "members",
 ]
 
@@ -36,6 +40,9 @@ MAX_KEYS = 30_000
 
 MAX_EMPTY = 10_000
 """The same for empty objects in one array, which have no keys to be counted by."""
+
+MAX_NAME = 256
+"""How many characters a key of an inspected level, or a name in a value, may have: no reader's fold goes further."""
 
 _COUNTED_BYTES = 4 << 20  # up to here braces in texts are told from others; beyond, so many of them are nobody's
 
@@ -84,6 +91,7 @@ _object = msgspec.json.Decoder(dict[_Key, msgspec.Raw], dec_hook=_count)
 _array = msgspec.json.Decoder(list[dict[_Key, msgspec.Raw]], dec_hook=_count)
 _EMPTY = re.compile(rb"\{[ \t\n\r]*+\}")
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_SEPARATORS = re.compile(r"[\W_]+")
 
 
 def check_text(data: bytes) -> None:
@@ -96,10 +104,23 @@ def check_text(data: bytes) -> None:
         raise Invalid("not UTF-8") from None
 
 
+def fold(name: str) -> str:
+    """What is left of a key, or of a name in a value, when every reader has had its way with it.
+
+    Letter case goes, as in Go, C# and Java, with the letters that are an ASCII one in another case (U+017F, U+212A,
+    U+0131) and with compatibility forms; and underscores, dashes, dots, spaces and invisible characters, as where
+    ``previousResponseId`` is the same field (protobuf, Jackson, lodash). A NUL, where C ends a text, is for the caller.
+    """
+    if not name.isascii():
+        name = unicodedata.normalize("NFKC", name).upper()
+    return _SEPARATORS.sub("", name.casefold())
+
+
 def members(data: bytes | msgspec.Raw, known: AbstractSet[str]) -> Members:
     """The members of the one object in ``data``.
 
-    Raises :class:`Invalid` or :class:`Ambiguous`; ``known`` are the keys that matter, in lower case.
+    Raises :class:`Invalid` or :class:`Ambiguous`; ``known`` are the keys that matter, in lower case. Another one that
+    folds to one of them is ambiguous, and so is one with a NUL or of more than ``MAX_NAME`` characters.
     """
     before = _seen.keys
     try:
@@ -145,6 +166,12 @@ def _check(objects: list[Members], known: AbstractSet[str], counted: int) -> Non
     # A repeated key was counted, but is in its dict only once.
     if sum(map(len, objects)) != counted:
         raise Ambiguous("a key occurs twice")
+    folded = _folded(frozenset(known))
     for key in set().union(*objects) - known:
-        if key.casefold() in known:
-            raise Ambiguous("a key differs from a known one in case only")
+        if len(key) > MAX_NAME or "\0" in key or fold(key) in folded:
+            raise Ambiguous("a key may be taken for a known one")
+
+
+@lru_cache
+def _folded(known: frozenset[str]) -> frozenset[str]:
+    return frozenset(map(fold, known))

@@ -12,6 +12,7 @@ __all__ = [
     "hold_seconds",
     "lookup_seconds",
     "lookups",
+    "open_sockets",
     "open_streams",
     "store_errors",
 ]
@@ -29,3 +30,4 @@ hold_seconds = _meter.create_histogram(
     "homeport.hold.duration", unit="s", description="How long a terminal event waited for its commit"
 )
 open_streams = _meter.create_up_down_counter("homeport.streams.open", description="Streamed responses in progress")
+open_sockets = _meter.create_up_down_counter("homeport.sockets.open", description="WebSockets that are open")

@@ -31,7 +31,7 @@ async def streaming(send, data: bytes = STREAM, *, by=A, scope=None) -> None:
     await send(body(data, more=True))
 
 
-async def test_linger_never_cuts_the_terminal_event_out_of_a_slow_send() -> None:
+async def test_d15_linger_never_cuts_the_terminal_event_out_of_a_slow_send() -> None:
     async def app(scope, receive, send):
         await streaming(send, scope=scope)
         await asyncio.sleep(60)
@@ -228,7 +228,7 @@ async def test_admit_is_for_one_tenant_and_may_be_repeated() -> None:
     credential = mount(ScriptedApp(respond(response())))
     await call(credential, "POST", "/v1/responses", {})
     with pytest.raises(RuntimeError):
-        await credential._runtime.app.exchanges[0].admit(Tenant((b"t",)))
+        await credential.app.exchanges[0].admit(Tenant((b"t",)))
     await homeport.state.close()
 
 

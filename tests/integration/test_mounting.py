@@ -13,7 +13,7 @@ from starlette.routing import Mount, Route
 
 from homeport import ContinuationMiddleware, Settings, StateStore
 from homeport.stores.memory import MemoryStore
-from support.asgi import A, B, CountingStore, call, http_scope, mount, response, settings
+from support.asgi import A, B, CountingStore, call, mount, response, settings
 
 
 async def create(request: Request) -> JSONResponse:
@@ -178,31 +178,6 @@ async def test_a_directory_may_change_while_the_process_runs() -> None:
 def test_a_directory_must_be_sound(upstreams) -> None:
     with pytest.raises(ValueError, match="upstream"):
         mount(Starlette(), upstreams=upstreams)
-
-
-async def test_a_websocket_on_our_paths_is_refused_and_on_others_passed() -> None:
-    """CASES W2."""
-    seen = []
-
-    async def app(scope, receive, send):
-        seen.append(scope["path"])
-
-    sent: list[dict] = []
-
-    async def receive():
-        return {"type": "websocket.connect"}
-
-    async def send(message):
-        sent.append(message)
-
-    for path in ("/v1/responses", "//v1//responses", "/openai/v1/responses/"):
-        for extensions in ({"websocket.http.response": {}}, {}):
-            scope = {**http_scope("GET", path), "type": "websocket", "extensions": extensions}
-            await mount(app)(scope, receive, send)
-    assert seen == []
-    assert {m.get("status", m.get("code")) for m in sent if "start" in m["type"] or "close" in m["type"]} == {426, 1008}
-    await mount(app)({**http_scope("GET", "/ws"), "type": "websocket"}, receive, send)
-    assert seen == ["/ws"]
 
 
 async def test_an_upgrade_that_the_server_hands_on_as_http() -> None:

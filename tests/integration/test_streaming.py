@@ -54,7 +54,7 @@ async def test_a_stream_is_owned_and_byte_identical() -> None:
     assert await owner_of(store) == B
 
 
-async def test_the_owner_is_durable_before_the_first_event_with_its_id() -> None:
+async def test_e2_the_owner_is_durable_before_the_first_event_with_its_id() -> None:
     """§6: another replica can poll or cancel at once. CASES E2."""
     store = CountingStore()
     seen = []
@@ -395,12 +395,14 @@ async def test_a_compressed_stream_is_observed_and_passed_as_it_is() -> None:
 async def test_a_compressed_stream_that_fails_is_cut_visibly() -> None:
     """WIRE.md 6: nothing can be appended to it, and its end would be a success."""
     store = CountingStore()
-    store.fail_commits = [StoreUnavailable]
-    data = gzip.compress(STREAM)
-    chunks = [data[i : i + 20] for i in range(0, len(data), 20)]
+    chunks = [gzip.compress(sse(e)) for e in EVENTS]
     app = mount(ScriptedApp(streamed(chunks=chunks, headers=[("content-encoding", "gzip")])), store)
+
+    async def on_chunk(chunk: bytes) -> None:
+        store.down = True
+
     with pytest.raises(ConnectionAbortedError):
-        await call(app, "POST", "/v1/responses", {})
+        await call(app, "POST", "/v1/responses", {}, on_chunk=on_chunk)
     await app.state.close()
 
 

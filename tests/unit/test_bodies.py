@@ -1,4 +1,4 @@
-"""Content codings: DESIGN.md section 2 step 3, CASES.md F1 and F2."""
+"""Content types and codings: DESIGN.md section 2 step 3, CASES.md F1 and F2."""
 
 import gzip
 import json
@@ -14,7 +14,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homeport.bodies import MAX_LAYERS, StreamDecoder, decode_body
+from homeport.bodies import MAX_LAYERS, StreamDecoder, begins_object, check_content_type, decode_body, looks_coded
 from homeport.errors import Reason, Rejected
 
 LIMIT = 1 << 20
@@ -75,7 +75,20 @@ def test_layers_come_off_in_reverse(body: bytes, names: list[str], in_one_header
     assert decode_body(data, encodings, limit=LIMIT) == body
 
 
-@pytest.mark.parametrize("encodings", [[b"lzma"], [b"gzip", b"unknown"], [b"gzip"] * 5, [b"\xff"], [b"gzip;q=1"]])
+@pytest.mark.parametrize(
+    "encodings",
+    [
+        [b"lzma"],
+        [b"gzip", b"unknown"],
+        [b"gzip"] * 5,
+        [b"\xff"],
+        [b"gzip;q=1"],
+        [b'"gzip"'],
+        [b"gzip\0"],
+        [b"gzip\x0b"],
+        [b"*"],
+    ],
+)
 def test_an_unknown_coding_is_refused_even_without_a_body(encodings: list[bytes]) -> None:
     assert refused(b"", *encodings) is Reason.UNSUPPORTED_ENCODING
     assert refused(BODY, *encodings) is Reason.UNSUPPORTED_ENCODING
@@ -157,19 +170,66 @@ def test_a_frame_that_needs_a_huge_window() -> None:
     assert refused(packer.compress(BODY) + packer.flush(), b"zstd") is Reason.INVALID_JSON
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a":1}',
+        ' \r\n\t{ "a\\"b" : 1',
+        '{"previous_response_id":"x"} and more',
+        "{" + " " * 70_000,
+        " " * 70_000 + '{"a":1}',
+        '{"' + "k" * 70_000 + '":1}',
+        '{"' + "k" * 65_533 + '\\"":1}',
+        '{"∢":1}',
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"])
+def test_coded_bytes_that_some_reader_takes_for_an_object(text: str, encoding: str) -> None:
+    assert begins_object(text.encode(encoding))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b" ", b"{", b'{"a', b'{"a"', b'{"a" b', b"{}", b"[1]", b"\x0c{", b"\0{", b"\x1f\x8b{", b"{\xff"]
+)
+def test_coded_bytes_that_nobody_takes_for_an_object(data: bytes) -> None:
+    assert not begins_object(data)
+
+
+def test_real_compressed_bodies_are_not_taken_for_objects() -> None:
+    for size in (3, 50, 3000, 100_000):
+        text = (BODY * (1 + size // len(BODY)))[:size]
+        for level in range(10):
+            for strategy in (zlib.Z_DEFAULT_STRATEGY, zlib.Z_FIXED, zlib.Z_HUFFMAN_ONLY):
+                packer = zlib.compressobj(level, zlib.DEFLATED, -15, 9, strategy)
+                assert decode_body(packer.compress(text) + packer.flush(), [b"deflate"], limit=LIMIT) == text
+        for window in range(10, 25):
+            coded = brotli.compress(text, quality=window % 6, lgwin=window)
+            assert decode_body(coded, [b"br"], limit=LIMIT) == text
+
+
+def test_what_is_coded_without_saying_so_is_told_from_json() -> None:
+    for name in ("gzip", "deflate", "zstd"):
+        assert looks_coded(CODINGS[name](BODY))
+    assert looks_coded(zlib.compress(BODY, 1))
+    assert looks_coded(zlib.compress(BODY, 9))
+    for data in (b"", BODY, b"x", b"(", b"\x1f", raw_deflate(BODY), NOISE):
+        assert not looks_coded(data)
+
+
 @pytest.mark.parametrize(("name", "pack"), PACKERS)
 @pytest.mark.parametrize("step", [1, 7, 100_000])
 def test_a_stream_is_decoded_as_it_comes(name: str, pack: Callable[[bytes], bytes], step: int) -> None:
     data = gzip.compress(pack(BODY))
     decoder = StreamDecoder([name.encode(), b"gzip"])
-    out = [decoder.feed(data[i : i + step]) for i in range(0, len(data), step)]
-    assert b"".join([*out, decoder.feed(b"")]) == BODY
+    out = [piece for i in range(0, len(data), step) for piece in decoder.feed(data[i : i + step])]
+    assert b"".join([*out, *decoder.feed(b"")]) == BODY
 
 
 def test_a_stream_gives_what_was_flushed() -> None:
     packer = zlib.compressobj(wbits=31)
     decoder = StreamDecoder([b"gzip"])
-    assert decoder.feed(packer.compress(b"data: 1\n\n") + packer.flush(zlib.Z_SYNC_FLUSH)) == b"data: 1\n\n"
+    flushed = packer.compress(b"data: 1\n\n") + packer.flush(zlib.Z_SYNC_FLUSH)
+    assert b"".join(decoder.feed(flushed)) == b"data: 1\n\n"
 
 
 def test_a_stream_of_another_kind() -> None:
@@ -177,5 +237,34 @@ def test_a_stream_of_another_kind() -> None:
         StreamDecoder([b"lzma"])
     for name in CODINGS:
         with pytest.raises(ValueError):
-            StreamDecoder([name.encode()]).feed(b"data: hello\n\n" * 20)
-    assert StreamDecoder([b"identity"]).feed(b"x") == b"x"
+            list(StreamDecoder([name.encode()]).feed(b"data: hello\n\n" * 20))
+    assert list(StreamDecoder([b"identity"]).feed(b"x")) == [b"x"]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [b"application/json; charset=utf-8; charset=utf-16"],
+        [b"application/json; charset*=utf-16''x"],
+        [b"application/json, application/x-www-form-urlencoded"],
+        [b"application/json; a=b, multipart/form-data; boundary=x"],
+        [b"application/x-www-form-urlencoded"],
+        [b"multipart/form-data; boundary=x"],
+        [b"application/json; charset=utf-7"],
+        [b'application/json;charset="utf-16"'],
+        [b"application/yaml"],
+        [b"application/json", b"application/x-www-form-urlencoded"],
+    ],
+)
+def test_a_body_that_the_app_may_read_as_something_else_is_refused(values: list[bytes]) -> None:
+    with pytest.raises(Rejected) as caught:
+        check_content_type(values)
+    assert caught.value.rejection.code in ("unsupported_encoding", "ambiguous_selector")
+
+
+@pytest.mark.parametrize(
+    "value", [b"application/json", b"Application/JSON; Charset=UTF-8", b"text/plain", b"application/vnd.x+json", b""]
+)
+def test_content_types_that_are_read_as_json(value: bytes) -> None:
+    check_content_type([value])
+    check_content_type([])

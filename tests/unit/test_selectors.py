@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from homeport.errors import Rejected
 from homeport.operations import Operation
-from homeport.selectors import Inspected, check_content_type, inspect_body
+from homeport.selectors import Inspected, inspect_body
 
 
 def inspect(body: object, operation: Operation = Operation.CREATE, limit: int = 256) -> Inspected:
@@ -108,6 +109,15 @@ POINTERS = [
     {"type": "image_generation_call", "id": "x"},
     {"type": "image_generation_call", "id": "x", "result": None},
     {"type": "item_reference", "id": "x", "role": "user"},
+    {"type": "Item_Reference", "id": "x", "role": "user"},
+    {"type": "itemReference", "id": "x", "role": "user"},
+    {"type": "ITEM-REFERENCE", "id": "x"},
+    {"type": " item_reference", "id": "x"},
+    {"type": " ", "id": "x"},
+    {"type": "Reasoning", "id": "x"},
+    {"type": "imageGenerationCall", "id": "x"},
+    {"type": "image_generation_call", "id": "x", "result": " "},
+    {"id": "x", "role": "\t"},
 ]
 
 
@@ -197,12 +207,48 @@ AMBIGUOUS = [
     b'{"tools":[{"type":"a","container":"x","container":"y"}]}',
     b'{"model":"a","model":"b"}',
     b'{"x":1,"x":1}',
+    b'{"previousResponseId":"a"}',
+    b'{"PreviousResponseID":"a"}',
+    b'{"previous-response-id":"a"}',
+    b'{" previous_response_id\\n":"a"}',
+    b'{"previous_response_id\\u0000x":"a"}',
+    b'{"x\\u0000":1}',
+    '{"\ufeffprevious_response_id":"a"}'.encode(),
+    '{"previous_\u200bresponse_id":"a"}'.encode(),
+    '{"prev\u0131ous_response_id":"a"}'.encode(),
+    '{"\u0130nput":[]}'.encode(),
+    '{"\uff49nput":[]}'.encode(),
+    '{"too\u2113s":[]}'.encode(),
+    b'{"' + b"k" * 257 + b'":1}',
+    b'{"conversation":{"i_d":"a","id":""}}',
+    b'{"input":[{"Type":"item_reference","id":"x","role":"user"}]}',
+    b'{"input":[{"encryptedContent":"e","type":"reasoning","id":"x"}]}',
+    b'{"tools":[{"containerId":"cntr_1"}]}',
+    b'{"extra_body":{"previous_response_id":"a"}}',
+    b'{"extra_body":{"Conversation":"a"}}',
+    b'{"extra_body":{"x":1,"x":2}}',
+    b'{"extraBody":{"previous_response_id":"a"}}',
 ]
 
 
 @pytest.mark.parametrize("body", AMBIGUOUS)
 def test_what_two_parsers_would_read_differently_is_refused(body) -> None:
     assert refused(body).rejection.code == "ambiguous_selector"
+
+
+DECIDING = [
+    {"type": "message\0", "id": "x", "role": "user"},
+    {"type": "item_reference\0x", "id": "x", "role": "user"},
+    {"type": "m" * 257, "id": "x"},
+    {"type": "reasoning", "id": "x", "encrypted_content": "\0gAA"},
+    {"type": "image_generation_call", "id": "x", "result": "aGk=\0"},
+    {"id": "x", "role": "user\0"},
+]
+
+
+@pytest.mark.parametrize("item", DECIDING)
+def test_a_text_that_decides_must_be_one_to_readers_in_c(item) -> None:
+    assert refused(items(item)).rejection.code == "ambiguous_selector"
 
 
 INVALID = [
@@ -339,28 +385,53 @@ def test_a_body_of_very_many_parts_is_refused_before_it_costs_much(body) -> None
 
 
 @pytest.mark.parametrize(
-    "values",
+    "body",
     [
-        [b"application/x-www-form-urlencoded"],
-        [b"multipart/form-data; boundary=x"],
-        [b"application/json; charset=utf-7"],
-        [b'application/json;charset="utf-16"'],
-        [b"application/yaml"],
-        [b"application/json", b"application/x-www-form-urlencoded"],
+        {"stream": "true"},
+        {"stream": 1},
+        {"store": "false"},
+        {"store": 0},
+        {"background": []},
+        {"model": ["a", "b"]},
+        {"model": 5},
     ],
 )
-def test_a_body_that_the_app_may_read_as_something_else_is_refused(values) -> None:
-    with pytest.raises(Rejected) as caught:
-        check_content_type(values)
-    assert caught.value.rejection.code in ("unsupported_encoding", "ambiguous_selector")
+def test_what_some_readers_coerce_is_refused(body) -> None:
+    assert refused(body).rejection.code == "invalid_type"
 
 
-@pytest.mark.parametrize(
-    "value", [b"application/json", b"Application/JSON; Charset=UTF-8", b"text/plain", b"application/vnd.x+json", b""]
-)
-def test_content_types_that_are_read_as_json(value) -> None:
-    check_content_type([value])
-    check_content_type([])
+def test_what_is_merged_over_a_body_holds_none_of_its_members() -> None:
+    """OpenAI's SDK merges extra_body; also where items are all that counts."""
+    for operation in (Operation.CREATE, Operation.ITEMS_CREATE, Operation.CONVERSATION_CREATE):
+        for extra in ({"items": [{"id": "x"}]}, {"Conversation": "c"}, [["conversation", "c"]], '{"conversation":"c"}'):
+            rejection = refused({"items": [], "extra_body": extra}, operation).rejection
+            assert (rejection.code, rejection.param) == ("ambiguous_selector", "extra_body")
+        for nothing in (None, "", {}, {"include": []}):
+            assert found({"extra_body": nothing}, operation) == []
+
+
+def test_what_lies_deeper_is_no_selector() -> None:
+    """Metadata, schemas, contents and the bodies of others hold what they like, in any spelling."""
+    decoys = {"previous_response_id": "a", "Previous_Response_Id": "b", "conversation": 5, "input": {"id": "x"}}
+    schema = {"type": "object", "properties": {"container": {"type": "string"}, "Container": {}, "ID": {}}}
+    body = {
+        **dict.fromkeys(("metadata", "response", "body", "prompt", "text"), decoys),
+        "extra_body": {"service_tier": "flex", "metadata": decoys},
+        "tools": [{"type": "function", "name": "f", "parameters": schema, "strict": True}],
+        "input": [{"role": "user", "content": [{"type": "Item_Reference", "id": "x", "ID": "y", **decoys}]}],
+    }
+    assert found(body) == []
+
+
+def test_numbers_of_any_length_and_nesting_of_any_depth_cost_no_time() -> None:
+    digits, deep = b"9" * 100_000, b"[" * 100_000
+    started = time.process_time()
+    assert found(b'{"seed":' + digits + b',"input":[{"role":"user","n":' + digits + b"}]}") == []
+    assert refused(b'{"previous_response_id":' + digits + b"}").rejection.code == "invalid_type"
+    for place in (b'{"metadata":%s}', b'{"input":[{"content":%s}]}', b'{"tools":[{"parameters":%s}]}', b'{"input":%s}'):
+        for nested in (deep + b"]" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000, deep):
+            assert refused(place % nested).rejection.code == "invalid_json"
+    assert time.process_time() - started < 0.5
 
 
 def test_rejections_and_inspections_show_no_ids() -> None:

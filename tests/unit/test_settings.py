@@ -42,6 +42,7 @@ def test_defaults() -> None:
     assert (s.lookup_timeout, s.commit_timeout, s.hold_keepalive, s.linger) == (5, 10, 5, 5)
     assert s.path_prefixes == ("", "/v1", "/openai", "/openai/v1")
     assert s.unknown_encrypted == "forward"
+    assert s.decompress_for_app is False
     assert {s.single_upstream_miss, s.unknown_conversation, s.unknown_item, s.unknown_container} == {"reject"}
     assert s.secret_bytes == ()
     assert s.signing_keys == {}

@@ -1,0 +1,83 @@
+"""What a client's WebSocket frame asks for, read as a request's body is (WIRE.md section 1.3)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from homeport.errors import Reason, Rejected, Rejection, reject
+from homeport.keys import Kind
+from homeport.operations import Operation
+from homeport.selectors import Inspected, Selector, id_member, inspect_members, text_member, top_level
+
+__all__ = ["Frame", "inspect_frame", "lane_of", "missing_in_frame"]
+
+_KNOWN = frozenset({"type", "stream_id", "response_id", "response"})
+_OPERATIONS: Mapping[str, Operation] = {
+    "response.create": Operation.CREATE,
+    "response.steer": Operation.STEER,
+    "response.inject": Operation.INJECT,
+}
+_STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+_BAD_LANE = "Invalid 'stream_id': expected at most 256 letters, digits, underscores, dots or dashes."
+_UNKNOWN = "This gateway does not forward WebSocket messages of this type: it cannot tell what they refer to."
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message of a client's. ``stream_id`` is the lane that it names, None for the unnamed one."""
+
+    operation: Operation
+    request: Inspected
+    stream_id: str | None = field(default=None, repr=False)
+
+
+class _Lane(msgspec.Struct):
+    stream_id: msgspec.Raw = msgspec.Raw()
+
+
+_lanes = msgspec.json.Decoder(_Lane)
+
+
+def inspect_frame(data: bytes, *, max_selectors: int) -> Frame:
+    """What the frame ``data`` asks for and refers to.
+
+    Raises :class:`homeport.errors.Rejected` as :func:`homeport.selectors.inspect_body` does, and UNSUPPORTED_OPERATION
+    for a type that is not known: what else would it refer to?
+    """
+    top = top_level(data, _KNOWN)
+    operation = _OPERATIONS.get(text_member("type", top) or "")
+    if operation is None:
+        raise Rejected(reject(Reason.UNSUPPORTED_OPERATION, message=_UNKNOWN))
+    if "response" in top:
+        # Where the Realtime API has its fields: a server might look there too.
+        raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
+    stream_id = text_member("stream_id", top)
+    if stream_id is not None and not _STREAM_ID.fullmatch(stream_id):
+        raise Rejected(reject(Reason.INVALID_TYPE, message=_BAD_LANE, param="stream_id"))
+    request = inspect_members(operation, top, max_selectors=max_selectors)
+    injected = id_member("response_id", top) if operation is Operation.INJECT else None
+    if injected is not None:
+        request = replace(request, selectors=(Selector(Kind.RESPONSE, injected), *request.selectors))
+    return Frame(operation, request, stream_id)
+
+
+def lane_of(data: bytes | str) -> str | None:
+    """The lane that a frame names, whoever sent it and whatever else is wrong with it; None for none that may be."""
+    try:
+        raw = _lanes.decode(data).stream_id
+        named = msgspec.json.decode(raw, type=str) if bytes(memoryview(raw)[:1]) == b'"' else ""
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    return named if _STREAM_ID.fullmatch(named) else None
+
+
+def missing_in_frame(rejection: Rejection, operation: Operation) -> Rejection:
+    """``rejection`` in the words that the operation has for state that is not there."""
+    if operation is not Operation.INJECT or rejection.code != "previous_response_not_found":
+        return rejection
+    message = rejection.message.replace("Previous response", "Response", 1)
+    return replace(rejection, code="response_not_found", message=message, param="response_id")

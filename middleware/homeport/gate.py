@@ -1,0 +1,136 @@
+"""The way into the app: who asks, what is known of the state that is named, where the request goes.
+
+HTTP exchanges and WebSocket frames come through the same gate; what stands here is shared by all of one mount.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Scope
+
+from homeport import telemetry
+from homeport.adapter import Adapter
+from homeport.decisions import Decision, Fact, MissPolicy, decide
+from homeport.errors import Reason, Rejected
+from homeport.exchange import Adopt, Exchange
+from homeport.keys import Keyring, Tenant
+from homeport.ledger import Ledger
+from homeport.operations import Operation
+from homeport.selectors import Inspected, Selector
+from homeport.settings import Settings
+from homeport.state import State
+from homeport.stores.base import CapacityExceeded, SecretMismatch, StoreUnavailable
+from homeport.tenants import TenantPolicy
+from homeport.upstreams import Upstream, UpstreamDirectory
+
+__all__ = ["Gate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What all exchanges of one mounted middleware share, and the questions that they ask of it."""
+
+    app: ASGIApp
+    settings: Settings
+    state: State
+    keyring: Keyring
+    directory: UpstreamDirectory
+    tenants: TenantPolicy
+    misses: MissPolicy
+    adapter: Adapter
+    stripped: frozenset[bytes]
+    """Request headers that the app must not see, dashed and in lower case."""
+
+    @property
+    def enforces(self) -> bool:
+        return self.settings.mode == "enforce"
+
+    async def ensure_open(self) -> None:
+        """Raises :class:`Rejected` if this replica may not use the store."""
+        try:
+            await self.state.ensure_open()
+        except SecretMismatch:
+            raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
+
+    def tenant_of(self, scope: Scope, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> Tenant:
+        """Whose request ``scope`` is. Raises :class:`Rejected`; not for mode ``host``, where the app tells."""
+        client, server = scope.get("client"), scope.get("server")
+        query = scope.get("query_string", b"")
+        target = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0]
+        return self.tenants.resolve(
+            headers,
+            peer=client[0] if client else None,
+            unix=not (client and client[0]) and server is not None and server[1] is None,
+            method=scope.get("method", "GET"),  # a WebSocket's handshake is one
+            target=target + (b"?" + query if query else b""),
+            body=body,
+            now=time.time(),
+        )
+
+    def ledger(self, operation: Operation, tenant: Tenant, request: Inspected) -> Ledger:
+        return Ledger(
+            operation,
+            tenant,
+            request,
+            state=self.state,
+            keyring=self.keyring,
+            settings=self.settings,
+            adapter=self.adapter,
+        )
+
+    async def judge(
+        self,
+        ledger: Ledger,
+        upstreams: Mapping[str, Upstream],
+        *,
+        known: Mapping[Selector, Fact] | None = None,
+        adopt: Adopt | None = None,
+    ) -> Decision:
+        """Look up what the request of ``ledger`` refers to, and decide.
+
+        ``known`` are facts that are not in the store. Raises :class:`Rejected` if the store cannot say.
+        """
+        request = ledger.request
+        try:
+            if ledger.will_record:
+                self.state.require_healthy()
+            if ledger.will_count:
+                await self.state.require_room(ledger.tenant_digests)
+            ledger.facts = await self._look_up(ledger, known or {})
+            if adopt is not None:
+                await _adopt(ledger, adopt)
+        except StoreUnavailable:
+            raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
+        except CapacityExceeded:
+            raise Rejected.because(Reason.CAPACITY_EXCEEDED) from None
+        return decide(request.selectors, ledger.facts, upstreams, model=request.model, policy=self.misses)
+
+    def app_scope(self, scope: Scope, headers: Sequence[tuple[bytes, bytes]], exchange: Exchange) -> Scope:
+        """``scope`` for the app: with the exchange in its state, and without headers that only we may set."""
+        kept = [(k, v) for k, v in headers if k.lower().replace(b"_", b"-") not in self.stripped]
+        return {**scope, "headers": kept, "state": {**(scope.get("state") or {}), "homeport": exchange}}
+
+    @staticmethod
+    def count(operation: Operation, outcome: str) -> None:
+        telemetry.decisions.add(1, {"operation": operation.value, "outcome": outcome})
+
+    async def _look_up(self, ledger: Ledger, known: Mapping[Selector, Fact]) -> Mapping[Selector, Fact]:
+        facts = {s: known[s] for s in ledger.request.selectors if s in known}
+        unknown = [s for s in ledger.request.selectors if s not in known]
+        if unknown:
+            keys = [ledger.key(s.kind, s.id) for s in unknown]
+            found = await self.state.lookup(keys, fresh=ledger.operation.by_id)
+            facts.update(zip(unknown, found, strict=True))
+        return facts
+
+
+async def _adopt(ledger: Ledger, adopt: Adopt) -> None:
+    facts = dict(ledger.facts)
+    for selector, fact in ledger.facts.items():
+        owner = adopt(selector) if fact is Reason.MISSING else None
+        if owner is not None and (record := await ledger.adopted(selector, owner)) is not None:
+            facts[selector] = record
+    ledger.facts = facts

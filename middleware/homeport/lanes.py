@@ -1,0 +1,101 @@
+"""The responses of one WebSocket: which request each answers, what of it is recorded (WIRE.md section 1.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from cachetools import LRUCache
+
+from homeport.gate import Gate
+from homeport.keys import Kind, Tenant
+from homeport.ledger import Ledger
+from homeport.observation import Observed, ObservedEvent
+from homeport.operations import Operation
+from homeport.records import Record
+from homeport.selectors import Inspected, Selector
+from homeport.service import Service
+
+__all__ = ["Lanes"]
+
+_MAX_LANES = 64  # the API has 32 named ones
+_MAX_LOCAL = 1024  # ids that only this socket knows; the API keeps one a lane
+
+_ByLane: TypeAlias = "LRUCache[str | None, _Lane]"
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Responses that come one after the other. ``request`` is the last create: what an answer does not say, it did."""
+
+    request: Inspected = field(default_factory=Inspected)
+    response_id: str | None = None
+    items: Observed = field(default_factory=Observed)
+
+
+class Lanes:
+    """Records what the server's events show.
+
+    Ids come from those events, not from requests: steering starts responses that no client asked for. An id of a
+    response that is not stored is known here and nowhere else, as it is to the upstream.
+    """
+
+    def __init__(self, gate: Gate, service: Service) -> None:
+        self._gate = gate
+        self._service = service
+        self._lanes: _ByLane = LRUCache(_MAX_LANES)
+        self._under_way: LRUCache[str, Ledger] = LRUCache(_MAX_LANES)
+        self._local: LRUCache[Selector, None] = LRUCache(_MAX_LOCAL)
+
+    def create(self, stream_id: str | None, request: Inspected) -> None:
+        """A client asked for a response on the lane ``stream_id``."""
+        self._lane(stream_id).request = request
+
+    def known(self, request: Inspected) -> dict[Selector, Record]:
+        """What of that which ``request`` refers to only this socket knows: its owner is who is at the other end."""
+        here = self._service.pin
+        if here is None:
+            return {}
+        return {s: Record(here.name, here.fingerprint) for s in request.selectors if self._plain(s) in self._local}
+
+    def shown(self, response_id: str | None) -> bool:
+        """Whether the client has seen the id of this response, which is under way."""
+        return response_id in self._under_way
+
+    async def record(self, found: ObservedEvent, stream_id: str | None, tenant: Tenant) -> None:
+        """Make durable what an event shows before it goes out; pins the socket. Raises :class:`Rejected`."""
+        lane, observed = self._lane(stream_id), found.observed
+        if found.terminal:
+            observed.id = observed.id or lane.response_id
+            observed.add(lane.items)
+            lane.items = Observed()
+        elif observed.id is None:
+            lane.items.add(observed)  # a finished item
+            return
+        lane.response_id = observed.id
+        if observed.empty:
+            return
+        owner = self._service.owner(observed.id)
+        if owner is None or not owner.stateful:
+            self._gate.count(Operation.CREATE, "not_owned")
+            return
+        ledger = self._under_way.pop(observed.id or "", None) or self._gate.ledger(
+            Operation.CREATE, tenant, lane.request
+        )
+        await (ledger.final if found.terminal else ledger.pending)(observed, owner)
+        self._service.pin = self._service.pin or owner
+        if observed.id is None:
+            return
+        if not found.terminal:
+            self._under_way[observed.id] = ledger
+        if not ledger.keeps(observed):
+            self._local[self._plain(Selector(Kind.RESPONSE, observed.id))] = None
+
+    def _lane(self, stream_id: str | None) -> _Lane:
+        lane = self._lanes.get(stream_id)
+        if lane is None:
+            lane = self._lanes[stream_id] = _Lane()
+        return lane
+
+    def _plain(self, selector: Selector) -> Selector:
+        return Selector(selector.kind, self._gate.adapter.canonical(selector.kind, selector.id))

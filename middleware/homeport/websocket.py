@@ -1,0 +1,344 @@
+"""One WebSocket of the Responses API (WIRE.md sections 1.3 and 3.5).
+
+Each frame of the client's is inspected, looked up and decided as a request is; what the server says is recorded before
+it goes out. All frames go to one upstream: the first one that is routed decides which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from enum import Enum
+
+from starlette.types import Message, Receive, Scope, Send
+
+from homeport import telemetry
+from homeport.decisions import Pin, Reject
+from homeport.errors import Reason, Rejected, Rejection, error_frame, failed_frame, reject
+from homeport.exchange import Adopt, Exchange, exchange_scope
+from homeport.frames import Frame, inspect_frame, lane_of, missing_in_frame
+from homeport.gate import Gate
+from homeport.keys import Tenant
+from homeport.lanes import Lanes
+from homeport.observation import ObservedEvent, observe_event
+from homeport.operations import Operation
+from homeport.selectors import Inspected, Selector
+from homeport.service import Service
+from homeport.sse import Event
+from homeport.upstreams import Upstream
+
+__all__ = ["SocketResponder", "deny"]
+
+_logger = logging.getLogger("homeport")
+
+_INLINE_BYTES = 1 << 15  # larger frames are read in a thread, so that other streams keep their latency
+
+_POLICY_VIOLATION, _INTERNAL_ERROR, _NORMAL = 1008, 1011, 1000
+
+_ELSEWHERE = (
+    "The state is held by another upstream than the one that this WebSocket is connected to. Open a new connection to "
+    "continue it."
+)
+_OTHER_MODEL = "The upstream that this WebSocket is connected to does not serve the model. Open a new connection."
+_NOT_TEXT = "WebSocket messages must be text: JSON in UTF-8."
+_NOT_ADMITTED = "The application did not call exchange.admit()."
+
+
+class _Phase(Enum):
+    CONNECTING = "connecting"
+    OPEN = "open"
+    OVER = "over"
+
+
+class SocketResponder:
+    """The state and the course of one WebSocket: the port behind its :class:`Exchange`."""
+
+    def __init__(self, gate: Gate, scope: Scope, receive: Receive, send: Send) -> None:
+        self._gate = gate
+        self._scope = scope
+        self._headers = tuple(scope["headers"])
+        self._receive = receive
+        self._send = send
+        self._service = Service(gate.directory, gate.adapter)
+        self._exchange = Exchange(self)
+        self._phase = _Phase.CONNECTING
+        self._connect: Message | None = None
+        self._heard = False  # the app has asked for the handshake: it knows what a WebSocket is
+        self._rejection: Rejection | None = None  # the app's own, which stands whatever it makes of it
+        self._adopt: Adopt | None = None
+        self._routed = Frame(Operation.CREATE, Inspected())  # the last one that went to the app
+        self._lanes = Lanes(gate, self._service)
+        self._sending = asyncio.Lock()
+        self._cut = False  # closed by us: what the app makes of that is no fault of its own
+        self.tenant: Tenant | None = None
+
+    async def run(self) -> None:
+        """Serve the socket. Raises what the app raises."""
+        connect = await self._receive()
+        if connect["type"] != "websocket.connect":
+            return
+        self._connect = connect
+        try:
+            await self._prepare()
+        except Rejected as rejected:
+            self._count(Operation.CREATE, rejected.rejection)
+            if self._gate.enforces:
+                await self._deny(rejected.rejection)
+                return
+        telemetry.open_sockets.add(1)
+        fault: Exception | None = None
+        try:
+            with exchange_scope(self._exchange):
+                scope = self._gate.app_scope(self._scope, self._headers, self._exchange)
+                await self._gate.app(scope, self._app_receive, self._app_send)
+        except Exception as error:  # noqa: BLE001 - raised again by _conclude()
+            fault = error
+        finally:
+            telemetry.open_sockets.add(-1)
+        await self._conclude(fault)
+
+    async def _prepare(self) -> None:
+        await self._gate.ensure_open()
+        mode = self._gate.settings.tenant_mode
+        if mode == "credential" and any(p.lower().startswith("openai-") for p in self._scope.get("subprotocols", ())):
+            # Browsers cannot set headers, so the API takes a key from there too: a second identity.
+            raise Rejected.because(Reason.TENANT_AMBIGUOUS)
+        if mode != "host":
+            self.tenant = self._gate.tenant_of(self._scope, self._headers, b"")
+
+    async def _conclude(self, fault: Exception | None) -> None:
+        told = self._rejection or (fault.rejection if isinstance(fault, Rejected) else None)
+        if self._cut:
+            return
+        match self._phase:
+            case _Phase.CONNECTING if told is not None:
+                await self._deny(told)
+                return
+            case _Phase.CONNECTING if not self._heard:
+                if fault is not None:
+                    _logger.warning("the application does not serve WebSockets: %s", type(fault).__name__)
+                await self._deny(reject(Reason.WEBSOCKET_UNSUPPORTED))
+                return
+            case _Phase.OPEN if told is not None:
+                await self._refuse(told, None)
+                await self._close(_INTERNAL_ERROR)
+                return
+        if fault is not None:
+            raise fault
+
+    # From the client
+
+    async def _app_receive(self) -> Message:
+        self._heard = True
+        if self._connect is not None:
+            connect, self._connect = self._connect, None
+            return connect
+        while True:
+            message = await self._receive()
+            if message["type"] != "websocket.receive":
+                return message
+            if await self._lets_through(message):
+                # Nothing but what was inspected.
+                return {"type": "websocket.receive", "text": message["text"]} if self._gate.enforces else message
+
+    async def _lets_through(self, message: Message) -> bool:
+        operation = Operation.CREATE
+        text = message.get("text") or ""
+        data = text.encode("utf-8", "surrogatepass")
+        try:
+            self._check(message, data)
+            frame = await self._inspect(data)
+            operation = frame.operation
+            await self._route(frame)
+        except Rejected as rejected:
+            self._count(operation, rejected.rejection)
+            if not self._gate.enforces:
+                return True
+            await self._refuse(missing_in_frame(rejected.rejection, operation), lane_of(data))
+            return False
+        return True
+
+    def _check(self, message: Message, data: bytes) -> None:
+        if message.get("text") is None:
+            raise Rejected(reject(Reason.UNSUPPORTED_ENCODING, message=_NOT_TEXT))
+        if len(data) > self._gate.settings.max_request_bytes:
+            raise Rejected.because(Reason.REQUEST_TOO_LARGE)
+
+    async def _inspect(self, data: bytes) -> Frame:
+        limit = self._gate.settings.max_selectors
+        if len(data) > _INLINE_BYTES:
+            return await asyncio.to_thread(inspect_frame, data, max_selectors=limit)
+        return inspect_frame(data, max_selectors=limit)
+
+    async def _route(self, frame: Frame) -> None:
+        """Look up and decide. Raises :class:`Rejected`."""
+        ledger = self._gate.ledger(frame.operation, self._admitted(), frame.request)
+        self._service.refresh()
+        decision = await self._gate.judge(
+            ledger, self._service.upstreams, known=self._lanes.known(frame.request), adopt=self._adopt
+        )
+        if isinstance(decision, Reject):
+            self._service.pin = self._service.pin or decision.known
+            raise Rejected(decision.rejection)
+        bound = self._service.pin or self._service.latest
+        if isinstance(decision, Pin):
+            if bound is not None and bound.fingerprint != decision.upstream.fingerprint:
+                raise Rejected(reject(Reason.SELECTOR_CONFLICT, message=_ELSEWHERE))
+            self._service.pin = bound or decision.upstream
+        elif bound is not None and not bound.serves(frame.request.model):
+            raise Rejected(reject(Reason.UPSTREAM_NOT_CONFIGURED, message=_OTHER_MODEL))
+        self._gate.count(frame.operation, "pin" if isinstance(decision, Pin) else "pass")
+        self._routed = frame
+        if frame.operation is Operation.CREATE:
+            self._lanes.create(frame.stream_id, frame.request)
+
+    def _admitted(self) -> Tenant:
+        if self.tenant is None:
+            raise Rejected(reject(Reason.INTEGRATION_FAULT, message=_NOT_ADMITTED))
+        return self.tenant
+
+    # From the app
+
+    async def _app_send(self, message: Message) -> None:
+        async with self._sending:  # a frame may not overtake one whose commit is awaited
+            if self._phase is _Phase.OVER:
+                raise OSError("the WebSocket is closed")
+            match message["type"]:
+                case "websocket.send":
+                    await self._say(message)
+                case "websocket.accept":
+                    await self._accept(message)
+                case "websocket.close" if self._phase is _Phase.CONNECTING and self._silent(message):
+                    pass  # told by _conclude()
+                case "websocket.close" | "websocket.http.response.body" if not message.get("more_body", False):
+                    self._phase = _Phase.OVER
+                    await self._send(message)
+                case _:
+                    await self._send(message)
+
+    def _silent(self, message: Message) -> bool:
+        """Whether the app refuses the handshake without saying why: a router does, where it has no WebSocket route."""
+        return self._rejection is not None or (not self._heard and message.get("code", _NORMAL) == _NORMAL)
+
+    async def _accept(self, message: Message) -> None:
+        name = self._gate.settings.served_by_header
+        headers = message.get("headers", ())
+        if name:
+            lowered = name.lower().encode()
+            reports = [v for k, v in headers if k.lower() == lowered]
+            if reports:
+                self.report(reports[-1].decode("latin-1"))
+            if not self._gate.settings.expose_served_by:
+                message = {**message, "headers": [(k, v) for k, v in headers if k.lower() != lowered]}
+        self._phase = _Phase.OPEN
+        await self._send(message)
+
+    async def _say(self, message: Message) -> None:
+        text = message.get("text")
+        data = message.get("bytes") or b"" if text is None else text.encode()
+        found = await self._observe(data)
+        if found is None:
+            await self._send(message)
+            return
+        stream_id = lane_of(data)
+        shown = self._lanes.shown(found.observed.id)
+        try:
+            await self._lanes.record(found, stream_id, self._admitted())
+        except Rejected as rejected:
+            _logger.warning("a response could not be owned: %s", rejected.rejection.reason.value)
+            self._count(Operation.CREATE, rejected.rejection)
+            if self._gate.enforces:
+                await self._fail(rejected.rejection, found, stream_id, shown=shown)
+        await self._send(message)
+
+    async def _observe(self, data: bytes) -> ObservedEvent | None:
+        event = Event(data, data=data)
+        if len(data) > _INLINE_BYTES:
+            return await asyncio.to_thread(observe_event, event)
+        return observe_event(event)
+
+    async def _fail(self, rejection: Rejection, found: ObservedEvent, stream_id: str | None, *, shown: bool) -> None:
+        """Say that a response is lost and end the socket: what follows on it could not be told apart.
+
+        Raises ``OSError``, as a server does for a client that has gone.
+        """
+        frame = failed_frame(
+            rejection,
+            response=found.response if shown else None,
+            sequence_number=found.sequence_number,
+            stream_id=stream_id,
+        )
+        await self._send({"type": "websocket.send", "text": frame})
+        await self._close(_INTERNAL_ERROR)
+        raise OSError("the WebSocket was closed")
+
+    # To the client
+
+    async def _refuse(self, rejection: Rejection, stream_id: str | None) -> None:
+        status = self._gate.settings.retryable_status
+        async with self._sending:
+            if self._phase is _Phase.OPEN:
+                frame = error_frame(rejection, stream_id=stream_id, retryable_status=status)
+                await self._send({"type": "websocket.send", "text": frame})
+
+    async def _close(self, code: int) -> None:
+        self._phase = _Phase.OVER
+        self._cut = True
+        await self._send({"type": "websocket.close", "code": code, "reason": ""})
+
+    async def _deny(self, rejection: Rejection) -> None:
+        self._phase = _Phase.OVER
+        await deny(self._scope, self._send, rejection, retryable_status=self._gate.settings.retryable_status)
+
+    def _count(self, operation: Operation, rejection: Rejection) -> None:
+        prefix = "" if self._gate.enforces else "would-reject/"
+        self._gate.count(operation, prefix + rejection.reason.value)
+
+    # The port to the app (homeport.exchange.Port)
+
+    @property
+    def pin(self) -> Upstream | None:
+        return self._service.pin
+
+    @property
+    def model(self) -> str | None:
+        return self._routed.request.model
+
+    @property
+    def operation(self) -> Operation:
+        return self._routed.operation
+
+    @property
+    def selectors(self) -> tuple[Selector, ...]:
+        return self._routed.request.selectors
+
+    @property
+    def reported(self) -> bool:
+        return self._service.reported
+
+    def report(self, upstream: Upstream | str | None) -> None:
+        if self._phase is not _Phase.OVER:
+            self._service.report(upstream)
+
+    async def admit(self, tenant: Tenant, adopt: Adopt | None = None) -> None:
+        if self._gate.settings.tenant_mode != "host":
+            raise RuntimeError("exchange.admit() is for HOMEPORT_TENANT_MODE=host")
+        if self._phase is _Phase.OVER or self.tenant not in (None, tenant):
+            raise RuntimeError("exchange.admit() was called after the end, or for a second tenant")
+        self.tenant, self._adopt = tenant, adopt
+
+    def refuse(self, rejection: Rejection) -> None:
+        self._count(self.operation, rejection)
+        if self._gate.enforces:
+            self._rejection = rejection
+            raise Rejected(rejection)
+
+
+async def deny(scope: Scope, send: Send, rejection: Rejection, *, retryable_status: int | None) -> None:
+    """Refuse a handshake with ``rejection`` where the server can say so, else close it as a policy violation."""
+    if "websocket.http.response" in (scope.get("extensions") or {}):
+        status, headers, body = rejection.answer(retryable_status=retryable_status)
+        await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": body})
+    else:
+        await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": ""})
