@@ -281,15 +281,3 @@ def test_a6_an_owner_that_left_and_one_that_was_replaced(cluster: Cluster) -> No
     assert changed.value.code == "upstream_changed"
     assert cluster.requests() == []
     assert said(create(cluster.client(1), input="2", previous_response_id=first.id)) == ("a", 2)
-
-
-def test_a_websocket_is_never_served_ungated(cluster: Cluster) -> None:
-    """CASES W2."""
-    from websockets.exceptions import InvalidStatus
-    from websockets.sync.client import connect
-
-    url = f"ws://127.0.0.1:{cluster.replicas[0].port}/v1/responses"
-    with pytest.raises(InvalidStatus) as caught, connect(url, additional_headers={"authorization": "Bearer k"}):
-        pass
-    assert caught.value.response.status_code == 426
-    assert cluster.requests() == []
