@@ -1,5 +1,7 @@
 # The environment is .venv; `make demo` and `make test` create it on a machine that has only Python 3.11+ and make.
 PYTHON ?= python3
+# One process per core; a file's tests stay together, since they share what it costs to start.
+PYTEST_ARGS ?= -n auto --dist loadfile
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
