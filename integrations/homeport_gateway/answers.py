@@ -7,8 +7,9 @@ import json
 from starlette.types import Receive, Scope, Send
 
 from homeport import Rejection
+from homeport_gateway.headers import Fields
 
-__all__ = ["refuse", "refuse_websocket", "send_json"]
+__all__ = ["deny", "refuse", "refuse_websocket", "send_json"]
 
 
 async def refuse(send: Send, rejection: Rejection, *, method: str, retryable_status: int | None) -> None:
@@ -19,10 +20,14 @@ async def refuse(send: Send, rejection: Rejection, *, method: str, retryable_sta
 
 
 async def refuse_websocket(scope: Scope, receive: Receive, send: Send, rejection: Rejection) -> None:
-    """Refuse the handshake with ``rejection`` where the server can say so, else close it as a policy violation."""
+    """Refuse the handshake with ``rejection``."""
     await receive()
+    await deny(scope, send, *rejection.answer())
+
+
+async def deny(scope: Scope, send: Send, status: int, fields: Fields, body: bytes) -> None:
+    """Answer a handshake with HTTP where the server can say so, else close it as a policy violation."""
     if "websocket.http.response" in (scope.get("extensions") or {}):
-        status, fields, body = rejection.answer()
         await send({"type": "websocket.http.response.start", "status": status, "headers": fields})
         await send({"type": "websocket.http.response.body", "body": body})
     else:

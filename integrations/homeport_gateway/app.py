@@ -9,11 +9,13 @@ from starlette.types import Receive, Scope, Send
 
 from homeport import Exchange, Reason, Rejected, Settings, StaticDirectory, reject
 from homeport_gateway.answers import refuse, refuse_websocket, send_json
-from homeport_gateway.config import GatewayUpstream, shuffled
+from homeport_gateway.config import GatewayUpstream
 from homeport_gateway.forward import Died, Forwarder, TimedOut, Unreachable
-from homeport_gateway.headers import RequestRules
+from homeport_gateway.handshake import Dialer
 from homeport_gateway.inbound import BadFraming, ClientGone, Inbound
-from homeport_gateway.targets import BadPath, Targets, names_state
+from homeport_gateway.routes import Routes
+from homeport_gateway.sockets import SocketRelay
+from homeport_gateway.targets import names_state
 
 __all__ = ["GatewayApp"]
 
@@ -27,7 +29,7 @@ class GatewayApp:
     Timeouts are in seconds. ``stripped`` are header fields that do not go upstream. ``gated`` says that the middleware
     stands in front: a path that could name state, but carries no exchange, is then refused. ``ready`` is asked by
     ``/healthz/ready``. ``retryable_status`` is the setting ``HOMEPORT_RETRYABLE_STATUS``, for answers of the gateway's
-    own outside of any exchange.
+    own outside of any exchange. A WebSocket whose upstream sends a message of more than ``max_frame_bytes`` ends.
     """
 
     def __init__(
@@ -41,14 +43,13 @@ class GatewayApp:
         gated: bool = False,
         ready: Callable[[], Awaitable[bool]] | None = None,
         retryable_status: int | None = None,
+        max_frame_bytes: int = 64 << 20,
     ) -> None:
         self.directory = StaticDirectory(u.upstream for u in upstreams)
         self.ready = ready
-        self._upstreams = {u.upstream.name: u for u in upstreams}
-        self._rules = {name: RequestRules(stripped=stripped, api_key=u.api_key) for name, u in self._upstreams.items()}
-        self._by_model = any(u.upstream.models is not None for u in upstreams)
+        self._routes = Routes(upstreams, stripped=stripped, prefixes=prefixes)
         self._forwarder = Forwarder(connect_timeout=connect_timeout, read_timeout=read_timeout)
-        self._targets = Targets(prefixes)
+        self._dialer = Dialer(connect_timeout=connect_timeout, max_frame_bytes=max_frame_bytes)
         self._gated = gated
         self._retryable_status = retryable_status
 
@@ -59,13 +60,14 @@ class GatewayApp:
             case "http":
                 await self._http(scope, receive, send)
             case "websocket":
-                await refuse_websocket(scope, receive, send, reject(Reason.WEBSOCKET_UNSUPPORTED))
+                await self._websocket(scope, receive, send)
             case "lifespan":
                 await self._lifespan(receive, send)
 
     async def aclose(self) -> None:
         """Close the connections to the upstreams."""
         await self._forwarder.close()
+        await self._dialer.close()
 
     # -- what is not forwarded
 
@@ -94,14 +96,13 @@ class GatewayApp:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange | None = (scope.get("state") or {}).get("homeport")
-        raw_path = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogateescape")
         # A copy: some servers append the trailers of a chunked body to the list, as if they had been headers.
         scope = {**scope, "headers": tuple(scope["headers"])}
         inbound = Inbound(scope, receive)
         try:
             if inbound.upgrades:
                 raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
-            path = self._path(raw_path, scope.get("root_path", ""))
+            path = self._routes.path(scope)
             if exchange is None and self._gated and scope["method"] != "OPTIONS" and names_state(path):
                 raise Rejected.because(Reason.UNSUPPORTED_OPERATION)
             await self._serve(scope, path, exchange, inbound, send)
@@ -119,24 +120,22 @@ class GatewayApp:
         finally:
             inbound.close()
 
-    def _path(self, raw_path: bytes, root_path: str) -> bytes:
-        try:
-            return self._targets.path(raw_path, root_path.encode())
-        except BadPath:
-            raise Rejected.because(Reason.UNKNOWN_URL) from None
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange | None = (scope.get("state") or {}).get("homeport")
+        if (exchange is None and self._gated) or not self._routes.has_socket(scope):
+            await refuse_websocket(scope, receive, send, reject(Reason.WEBSOCKET_UNSUPPORTED))
+            return
+        status = self._retryable_status
+        relay = SocketRelay(
+            self._routes, self._dialer, scope, receive, send, exchange=exchange, retryable_status=status
+        )
+        await relay.run()
 
     async def _serve(self, scope: Scope, path: bytes, exchange: Exchange | None, inbound: Inbound, send: Send) -> None:
+        pin = None if exchange is None else exchange.pin
         model = await self._model(scope, inbound) if exchange is None else exchange.model
-        candidates = self._candidates(exchange, model)
-        if not candidates:
-            named = f"The model '{model}' does not exist or you do not have access to it."
-            raise Rejected(reject(Reason.MODEL_NOT_FOUND, message=named if model is not None else None))
-        for candidate in candidates:
-            try:
-                fields = self._rules[candidate.upstream.name].apply(scope["headers"], identity=exchange is not None)
-            except UnicodeDecodeError:
-                raise Rejected.because(Reason.INVALID_HEADER) from None
-            url = self._targets.url(candidate.base, path, scope["query_string"])
+        for candidate in self._routes.candidates(pin, model):
+            url, fields = self._routes.address(candidate, scope, path, identity=exchange is not None)
             try:
                 response = await self._forwarder.request(scope["method"], url, fields, inbound)
             except Unreachable:
@@ -156,41 +155,18 @@ class GatewayApp:
                 # Raised through, it makes the server cut the connection: the client must see that the end is missing.
                 raise ConnectionAbortedError("the upstream's answer has no end") from None
             return
-        if exchange is not None and exchange.pin is not None:
-            raise Rejected.because(Reason.UPSTREAM_UNAVAILABLE)
-        raise Rejected(
-            reject(
-                Reason.UPSTREAM_UNAVAILABLE,
-                message="No upstream that serves this request is available at the moment. Please retry later.",
-            )
-        )
-
-    def _candidates(self, exchange: Exchange | None, model: str | None) -> list[GatewayUpstream]:
-        """Where the request may go, in order; none if no upstream serves the model.
-
-        Raises :class:`Rejected` if all that do are paused, or the pin is unknown.
-        """
-        if exchange is not None and exchange.pin is not None:
-            pinned = self._upstreams.get(exchange.pin.name)
-            if pinned is None:
-                raise Rejected.because(Reason.UPSTREAM_NOT_CONFIGURED)
-            return [pinned]
-        serving = [u for u in self._upstreams.values() if u.upstream.serves(model)]
-        active = [u for u in serving if not u.upstream.paused]
-        if serving and not active:
-            raise Rejected(
-                reject(
-                    Reason.UPSTREAM_UNAVAILABLE,
-                    message="Every upstream that serves this request is paused. Please retry later.",
-                )
-            )
-        return shuffled(active)
+        raise self._routes.unavailable(pinned=pin is not None)
 
     async def _model(self, scope: Scope, inbound: Inbound) -> str | None:
         """The model that a body names which homeport did not inspect, if the choice depends on it."""
         fields = {name.lower(): value for name, value in scope["headers"]}
         kind = fields.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if not self._by_model or not inbound.has_body or kind != b"application/json" or b"content-encoding" in fields:
+        if (
+            not self._routes.by_model
+            or not inbound.has_body
+            or kind != b"application/json"
+            or b"content-encoding" in fields
+        ):
             return None
         body = await inbound.peek(PEEK_BYTES)
         try:

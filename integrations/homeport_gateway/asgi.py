@@ -40,6 +40,7 @@ def create_app(settings: Settings) -> ASGIApp:
         prefixes=settings.path_prefixes,
         gated=True,
         retryable_status=settings.retryable_status,
+        max_frame_bytes=settings.max_event_bytes,
     )
     middleware = ContinuationMiddleware(gateway, settings=settings, upstreams=gateway.directory)
     gateway.ready = middleware.ready

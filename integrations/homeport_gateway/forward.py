@@ -12,13 +12,13 @@ from yarl import URL
 from homeport_gateway.headers import response_fields
 from homeport_gateway.inbound import BadFraming, ClientGone, Inbound
 
-__all__ = ["Died", "Forwarder", "TimedOut", "Unreachable"]
+__all__ = ["MAX_FIELD", "NEVER_ADDED", "Died", "Forwarder", "TimedOut", "Unreachable", "once"]
 
 # Shorter than the 5 s after which common servers close an idle connection: a request must not meet a closing one,
 # since it could not be repeated.
 _KEEPALIVE: Final = 4.0
-_NEVER_ADDED: Final = ("accept", "accept-encoding", "user-agent", "content-type")
-_MAX_FIELD: Final = 64 << 10
+NEVER_ADDED: Final = ("accept", "accept-encoding", "user-agent", "content-type")
+MAX_FIELD: Final = 64 << 10
 
 
 class Unreachable(Exception):
@@ -47,11 +47,11 @@ class Forwarder:
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
-                skip_auto_headers=_NEVER_ADDED,
+                skip_auto_headers=NEVER_ADDED,
                 timeout=self._timeout,
                 trust_env=False,
-                max_field_size=_MAX_FIELD,
-                middlewares=[_once],
+                max_field_size=MAX_FIELD,
+                middlewares=[once],
             )
         return self._session
 
@@ -107,7 +107,7 @@ class Forwarder:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+async def once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
     """Tell the faults apart.
 
     The names also keep aiohttp from repeating what it takes for idempotent: the upstream may have acted on it.

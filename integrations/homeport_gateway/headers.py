@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["CREDENTIALS", "Fields", "RequestRules", "bearer_key", "response_fields", "sent_keys"]
+__all__ = ["CREDENTIALS", "Fields", "RequestRules", "bearer_key", "response_fields", "sent_keys", "without_handshake"]
 
 Fields = list[tuple[bytes, bytes]]
 
@@ -83,6 +83,14 @@ def response_fields(fields: Iterable[tuple[bytes, bytes]]) -> Fields:
     fields = [(name.lower(), value) for name, value in fields]
     dropped = _HOP_BY_HOP | _named(fields)
     return [(name, value) for name, value in fields if name not in dropped]
+
+
+def without_handshake(fields: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The fields of a request that begins a WebSocket, without those of the client's own handshake.
+
+    Its subprotocols are among them, which can carry credentials; and a length, since no body follows.
+    """
+    return [(n, v) for n, v in fields if n != "content-length" and not n.startswith("sec-websocket-")]
 
 
 def sent_keys(fields: Iterable[tuple[bytes, bytes]]) -> set[bytes]:

@@ -15,6 +15,12 @@ from homeport_gateway.logs import log_config
 
 __all__ = ["CannotListen", "serve"]
 
+PING_SECONDS = 30
+"""How often an open WebSocket is pinged, and how long its client may take to answer: proxies drop what is silent."""
+
+_ANSWERED_BYTES = 1 << 20
+"""How much longer than inspected a WebSocket message may be to be refused by us; beyond, the server cuts the socket."""
+
 GRACE_SECONDS = 25
 """How long open streams may go on after SIGTERM: less than the 30 s after which Kubernetes kills."""
 
@@ -52,4 +58,7 @@ def serve(*, host: str = "127.0.0.1", port: int = 8700, uds: Path | None = None,
         server_header=False,
         date_header=False,  # the upstream's goes on
         timeout_graceful_shutdown=GRACE_SECONDS,
+        ws_max_size=settings.max_request_bytes + _ANSWERED_BYTES,
+        ws_ping_interval=PING_SECONDS,
+        ws_ping_timeout=PING_SECONDS,
     )

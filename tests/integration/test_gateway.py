@@ -257,5 +257,5 @@ async def test_a_websocket_is_told_to_use_http() -> None:
         async def send(message: Any, sent: list[Any] = sent) -> None:
             sent.append(message)
 
-        await app({"type": "websocket", "path": "/v1/responses", "extensions": extensions}, receive, send)
+        await app({"type": "websocket", "path": "/v1/realtime", "extensions": extensions}, receive, send)
         assert (sent[0]["type"], sent[0].get("status") or sent[0].get("code")) == expected

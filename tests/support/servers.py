@@ -163,24 +163,26 @@ class Provider:
         return self.url
 
     def log(self, operation: str | None = None) -> list[dict[str, Any]]:
-        """The requests it saw, bodies decoded to bytes."""
-        entries: list[dict[str, Any]] = httpx.get(f"{self.url}/_log").json()
+        """The requests it saw, bodies decoded to bytes, frames to str or bytes."""
+        entries: list[dict[str, Any]] = httpx.get(f"{self.url}/_log", verify=False).json()
         for entry in entries:
             entry["body"] = base64.b64decode(entry["body"])
+            frames = entry.get("frames", ())
+            entry["frames"] = [f["text"] if "text" in f else base64.b64decode(f["bytes"]) for f in frames]
         return [e for e in entries if operation in (None, e["operation"])]
 
     def clear(self) -> None:
         """Empty the log and forget the faults."""
-        httpx.delete(f"{self.url}/_log")
-        httpx.delete(f"{self.url}/_faults")
+        httpx.delete(f"{self.url}/_log", verify=False)
+        httpx.delete(f"{self.url}/_faults", verify=False)
 
     def fault(self, **fault: Any) -> None:
         """Order a fault: see ``homeport.testing.provider.Fault``."""
-        httpx.post(f"{self.url}/_faults", json=fault).raise_for_status()
+        httpx.post(f"{self.url}/_faults", json=fault, verify=False).raise_for_status()
 
     def next_ids(self, *names: str) -> None:
         """The ids of the next responses."""
-        httpx.post(f"{self.url}/_ids", json={"ids": names}).raise_for_status()
+        httpx.post(f"{self.url}/_ids", json={"ids": names}, verify=False).raise_for_status()
 
 
 @contextlib.contextmanager

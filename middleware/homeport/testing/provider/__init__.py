@@ -6,6 +6,7 @@ provider fails as it would in production. ``python -m homeport.testing.provider 
 Beside the API: ``GET /_log`` (requests as they came; DELETE empties it), ``POST /_faults`` (see :class:`Fault`; DELETE
 forgets them), ``POST /_ids`` (ids for the next responses). ``metadata.provider_fail`` makes a turn fail with that code,
 a ``max_output_tokens`` below the number of tokens makes it incomplete, a forced ``tool_choice`` makes it a call.
+``/responses`` is a WebSocket too; its handshake and its frames are one entry of the log.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The HTTP face of the stand-in: a Starlette app (WIRE.md section 1, rows 1 to 13, and containers)."""
+"""The stand-in as a Starlette app, and its HTTP face (WIRE.md section 1, rows 1 to 13, and containers)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ import brotli
 import msgspec
 import zstandard
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from homeport.testing.provider.errors import ApiError, invalid_type
 from homeport.testing.provider.faults import Desk, DeskMiddleware, Fault
 from homeport.testing.provider.items import page, shown
 from homeport.testing.provider.runs import EventStream, Run, drive
+from homeport.testing.provider.socketdesk import SocketDesk
+from homeport.testing.provider.sockets import SocketEndpoint
 from homeport.testing.provider.state import State
 
 __all__ = ["create_from_env", "create_provider"]
@@ -134,11 +137,20 @@ class _Provider:
                 ("/_ids", ["POST"], self.ids),
             )
         ]
+        socket = SocketEndpoint(self.state, delay=self.delay, check=self.check_key)
+        sockets = [WebSocketRoute(prefix + "/responses", socket, name="socket") for prefix in _PREFIXES]
         return Starlette(
-            routes=routes,
-            middleware=[Middleware(DeskMiddleware, desk=self.desk)],
+            routes=[*routes, *sockets],
+            middleware=[Middleware(DeskMiddleware, desk=self.desk), Middleware(SocketDesk, desk=self.desk)],
             exception_handlers={HTTPException: _no_route},
         )
+
+    def check_key(self, scope: Scope) -> None:
+        """Raises the 401 of a request without the key."""
+        headers = Headers(scope=scope)
+        sent = {headers.get("api-key"), headers.get("authorization", "").removeprefix("Bearer ")}
+        if self.api_key is not None and self.api_key not in sent:
+            raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key")
 
     # -- responses
 
@@ -291,17 +303,11 @@ class _Endpoint:
         request = Request(scope, receive)
         try:
             if self._authorise:
-                self._check_key(request)
+                self._provider.check_key(scope)
             answer = await self._handler(request)
         except ApiError as error:
             answer = _failure(error)
         await answer(scope, receive, send)
-
-    def _check_key(self, request: Request) -> None:
-        key = self._provider.api_key
-        sent = {request.headers.get("api-key"), request.headers.get("authorization", "").removeprefix("Bearer ")}
-        if key is not None and key not in sent:
-            raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key")
 
 
 def _no_route(request: Request, error: Exception) -> Response:

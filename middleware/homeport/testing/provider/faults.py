@@ -30,6 +30,11 @@ class Fault(msgspec.Struct, forbid_unknown_fields=True):
     base64, a list for one chunk each, or cut into ``chunk_size`` bytes. Times are in seconds. ``reset_after_events``
     and ``reset_after_bytes`` abort the connection after so much of the body; ``hold_open`` keeps it open after the last
     byte; ``gzip`` compresses the body whatever the client accepts.
+
+    A WebSocket is the operation ``socket``, and its fault is taken at the handshake. ``status`` or ``body`` refuse it;
+    ``script`` is sent after the client's first frame, one frame for each text, binary ones with ``base64``;
+    ``reset_after_events`` drops the connection without a close frame; ``close_code`` closes it after
+    ``close_after_events`` frames.
     """
 
     match: str = "*"
@@ -47,6 +52,8 @@ class Fault(msgspec.Struct, forbid_unknown_fields=True):
     reset_after_bytes: int | None = None
     hold_open: float = 0.0
     gzip: bool = False
+    close_code: int | None = None
+    close_after_events: int = 0
 
     @property
     def answers(self) -> bool:

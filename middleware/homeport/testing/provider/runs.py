@@ -27,7 +27,7 @@ async def drive(state: State, turn: Turn, delay: float, *, queued: float = 0.0) 
             yield event
             if pause and turn.status == "queued":
                 await asyncio.sleep(queued)
-            if turn.status == "cancelled":
+            if turn.stopped:
                 break
         terminal = state.finish(turn)
         finished = True

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from homeport.testing.provider.errors import ApiError, invalid_type, missing
@@ -16,7 +18,7 @@ __all__ = ["Conversation", "State", "Stored"]
 
 _ECHOED = ("instructions", "max_output_tokens", "user", "prompt_cache_key", "safety_identifier", "service_tier")
 _STRINGS = ("previous_response_id", "model", "instructions", "prompt_cache_key")
-_BOOLEANS = ("store", "stream", "background")
+_BOOLEANS = ("store", "stream", "background", "generate")
 
 
 @dataclass
@@ -67,15 +69,18 @@ class State:
 
     # -- turns
 
-    def begin(self, body: dict[str, Any]) -> Turn:
-        """Check a create request and start its turn; a conversation is locked until finish() or abandon()."""
+    def begin(self, body: dict[str, Any], local: Mapping[str, Stored] = MappingProxyType({})) -> Turn:
+        """Check a create request and start its turn; a conversation is locked until finish() or abandon().
+
+        ``local`` are responses that only one connection can continue, by id.
+        """
         conversation_id = _validate(body)
         conversation = None if conversation_id is None else self.conversation(conversation_id)
         prompt = body.get("prompt")
         if isinstance(prompt, dict) and prompt.get("id"):
             raise missing("Prompt", str(prompt["id"]))
         parent = body.get("previous_response_id") or None
-        history = self._history(parent) if parent else list(conversation.items) if conversation else []
+        history = self._history(parent, local) if parent else list(conversation.items) if conversation else []
         new = input_items(body.get("input"), self.items.get, self.seal)
         container = self._container_of(body, history + new)
         context = history + new
@@ -99,6 +104,12 @@ class State:
         history = turn.context[: len(turn.context) - len(turn.input)] if turn.conversation else []
         background = bool(turn.response["background"])
         return Stored(turn.response, turn.input, turn.output, turn.parent, history, background)
+
+    @staticmethod
+    def alone(turn: Turn) -> Stored:
+        """A finished turn that needs no other: its history is all that the model saw before it."""
+        history = turn.context[: len(turn.context) - len(turn.input)]
+        return Stored(turn.response, turn.input, turn.output, history=history)
 
     def finish(self, turn: Turn) -> bytes:
         """The terminal event; what the turn made is kept before it is returned."""
@@ -148,9 +159,9 @@ class State:
             **{k: body.get(k) for k in _ECHOED},
         }
 
-    def _history(self, parent: str | None) -> list[Item]:
+    def _history(self, parent: str, local: Mapping[str, Stored] = MappingProxyType({})) -> list[Item]:
         """What the model sees of earlier turns. An unfinished parent counts with what it has so far."""
-        first = self.responses.get(parent or "")
+        first = local.get(parent) or self.responses.get(parent)
         if first is None:
             raise ApiError(
                 400,

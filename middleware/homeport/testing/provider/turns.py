@@ -22,7 +22,8 @@ class Turn:
     """A response in the making.
 
     ``context`` holds what the model sees: earlier turns and this turn's ``input``. ``steps()`` produces the events and
-    changes ``response`` as it goes; ``finish`` of the state is called by whoever drives it.
+    changes ``response`` as it goes; ``finish`` of the state is called by whoever drives it. Once ``steered`` is set the
+    turn ends early, as incomplete.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Turn:
     parent: str | None = None
     conversation: str | None = None
     output: list[Item] = field(default_factory=list)
+    steered: bool = False
     _number: int = 0
 
     @property
@@ -47,6 +49,16 @@ class Turn:
         return str(self.response["status"])
 
     @property
+    def stopped(self) -> bool:
+        """Whether somebody has asked for its end."""
+        return self.steered or self.status == "cancelled"
+
+    @property
+    def warm_up(self) -> bool:
+        """Whether the model is not asked: ``generate: false``, on a WebSocket (WIRE.md section 1.3)."""
+        return self.body.get("generate") is False
+
+    @property
     def include(self) -> tuple[str, ...]:
         return tuple(self.body.get("include") or ())
 
@@ -56,11 +68,13 @@ class Turn:
         The terminal event is not among them: see :meth:`end`.
         """
         queued = self.status == "queued"
-        yield self._event("response.created", response=self.response), False
+        yield self.event("response.created", response=self.response), False
         if queued:
-            yield self._event("response.queued", response=self.response), True
+            yield self.event("response.queued", response=self.response), True
         self.response["status"] = "in_progress"
-        yield self._event("response.in_progress", response=self.response), False
+        if self.warm_up:
+            return
+        yield self.event("response.in_progress", response=self.response), False
         if self.body.get("reasoning") or "reasoning.encrypted_content" in self.include:
             yield from self._whole(
                 {
@@ -94,20 +108,21 @@ class Turn:
         elif failure:
             self.response.update(status="failed", error={"code": failure, "message": "The model failed as told."})
             event = "response.failed"
-        elif self._truncated:
-            self.response.update(status="incomplete", incomplete_details={"reason": "max_output_tokens"})
+        elif self.steered or self._truncated:
+            reason = "steered" if self.steered else "max_output_tokens"
+            self.response.update(status="incomplete", incomplete_details={"reason": reason})
             event = "response.incomplete"
         else:
             self.response.update(status="completed", completed_at=int(time.time()))
             event = "response.completed"
         _, seen = count(self.context)
-        self.response["usage"] = usage(seen * 10, self.tokens)
-        return self._event(event, response=self.response)
+        self.response["usage"] = usage(seen * 10, 0 if self.warm_up else self.tokens)
+        return self.event(event, response=self.response)
 
     @property
     def _truncated(self) -> bool:
         limit = self.body.get("max_output_tokens")
-        return isinstance(limit, int) and limit < self.tokens
+        return isinstance(limit, int) and limit < self.tokens and not self.warm_up
 
     def _function(self) -> dict[str, Any] | None:
         """The function that ``tool_choice`` forces, if any."""
@@ -135,17 +150,17 @@ class Turn:
             "content": [],
         }
         where = {"item_id": item["id"], "output_index": index, "content_index": 0}
-        yield self._event("response.output_item.added", output_index=index, item=item), False
+        yield self.event("response.output_item.added", output_index=index, item=item), False
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        yield self._event("response.content_part.added", **where, part=part), False
+        yield self.event("response.content_part.added", **where, part=part), False
         texts = self._texts()
         hide = (self.body.get("stream_options") or {}).get("include_obfuscation", True)
         for text in texts:
             padding = {"obfuscation": secrets.token_hex(4)} if hide else {}
-            yield self._event("response.output_text.delta", **where, delta=text, logprobs=[], **padding), True
+            yield self.event("response.output_text.delta", **where, delta=text, logprobs=[], **padding), True
         part = {**part, "text": "".join(texts)}
-        yield self._event("response.output_text.done", **where, text=part["text"], logprobs=[]), False
-        yield self._event("response.content_part.done", **where, part=part), False
+        yield self.event("response.output_text.done", **where, text=part["text"], logprobs=[]), False
+        yield self.event("response.content_part.done", **where, part=part), False
         item = {**item, "status": "incomplete" if self._truncated else "completed", "content": [part]}
         yield self._done(index, item), False
 
@@ -160,10 +175,10 @@ class Turn:
             "arguments": "",
         }
         where = {"item_id": item["id"], "output_index": index}
-        yield self._event("response.output_item.added", output_index=index, item=item), False
-        yield self._event("response.function_call_arguments.delta", **where, delta="{}"), True
+        yield self.event("response.output_item.added", output_index=index, item=item), False
+        yield self.event("response.function_call_arguments.delta", **where, delta="{}"), True
         yield (
-            self._event("response.function_call_arguments.done", **where, name=item["name"], arguments="{}"),
+            self.event("response.function_call_arguments.done", **where, name=item["name"], arguments="{}"),
             False,
         )
         yield self._done(index, {**item, "status": "completed", "arguments": "{}"}), False
@@ -172,16 +187,22 @@ class Turn:
         index = len(self.output)
         # encrypted_content is complete in output_item.done only.
         early = {k: v for k, v in item.items() if k != "encrypted_content"}
-        yield self._event("response.output_item.added", output_index=index, item=early), False
+        yield self.event("response.output_item.added", output_index=index, item=early), False
         yield self._done(index, item), True
 
     def _done(self, index: int, item: Item) -> bytes:
         self.output.append(item)
         visible = shown(item, self.include)
         self.response["output"] = [*self.response["output"], visible]
-        return self._event("response.output_item.done", output_index=index, item=visible)
+        return self.event("response.output_item.done", output_index=index, item=visible)
 
-    def _event(self, kind: str, **fields: Any) -> bytes:
+    def take(self, items: list[Item]) -> None:
+        """More input for the turn while it runs."""
+        self.input += items
+        self.context += items
+
+    def event(self, kind: str, **fields: Any) -> bytes:
+        """One event, with the next sequence number."""
         data = msgspec.json.encode({"type": kind, "sequence_number": self._number, **fields})
         self._number += 1
         return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
