@@ -36,8 +36,8 @@ _HOP_BY_HOP = frozenset(
 )
 # With these a server acts on another method than the one that was judged.
 _METHODS = frozenset({b"x-http-method", b"x-http-method-override", b"x-method-override"})
-# A client may not use Connection to take away what the body was inspected by, or what delimits it.
-_FRAMING = frozenset({b"content-length", b"content-type", b"content-encoding"})
+# A client may not use Connection to take away what the request was judged by, or what delimits it.
+_KEPT = frozenset({b"content-length", b"content-type", b"content-encoding"}) | CREDENTIALS
 _OWN = b"x-homeport-"
 
 
@@ -71,7 +71,7 @@ class RequestRules:
         kept = [
             (name.decode(), value.decode())
             for name, value in fields
-            if name not in dropped and not name.startswith(_OWN)
+            if name.replace(b"_", b"-") not in dropped and not name.startswith(_OWN)
         ]
         if identity:
             kept.append(("accept-encoding", "identity"))
@@ -114,4 +114,4 @@ def bearer_key(value: bytes) -> bytes:
 def _named(fields: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
     """The fields that Connection declares to be of this hop."""
     names = {o.strip().lower() for name, value in fields if name == b"connection" for o in value.split(b",")}
-    return frozenset(names) - _FRAMING
+    return frozenset(names) - _KEPT

@@ -140,6 +140,30 @@ def check(
     raise typer.Exit(verdict.code)
 
 
+@app.command("check-request")
+def check_request(
+    file: Annotated[Path, typer.Argument(help="A raw HTTP/1.1 request; - reads standard input.")],
+    peer: Annotated[str, typer.Option(help="The address that it comes from, or unix.")] = "127.0.0.1",
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object.")] = False,
+    show_ids: Annotated[bool, typer.Option("--show-ids", help="Show the ids that it names.")] = False,
+) -> None:
+    """Say what homeport sees in a request under the settings of this environment, without its store.
+
+    Exit code 0 if it would pass, or be looked up; 1 if it would be refused, 2 for a file or settings that do not do.
+    """
+    work = importlib.import_module("homeport.commands.check_request")
+    settings = importlib.import_module("homeport.settings")
+    try:
+        data = typer.get_binary_stream("stdin").read() if str(file) == "-" else file.read_bytes()
+        report = work.examine(work.parse(data), settings.Settings(), peer=peer, show_ids=show_ids)
+    except OSError as error:
+        _fail(f"cannot read {file}: {error.strerror}")
+    except ValueError as error:
+        _fail(str(error))
+    typer.echo(json.dumps(report.seen, indent=2) if as_json else "\n".join(report.lines()))
+    raise typer.Exit(1 if report.refused else 0)
+
+
 def _pairs(texts: list[str]) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for text in texts:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from homeport.adapter import Adapter
-from homeport.decisions import MissPolicy
 from homeport.errors import Reason, Rejected, reject
 from homeport.gate import Gate
 from homeport.keys import Keyring
@@ -23,6 +22,7 @@ from homeport.websocket import SocketResponder, deny
 
 __all__ = ["ContinuationMiddleware"]
 
+_OVERRIDES = frozenset({b"x-http-method", b"x-http-method-override", b"x-method-override"})
 _ALIEN = Match(Operation.COLLECTION)
 _LIFESPAN_ENDS = ("lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed")
 
@@ -63,13 +63,7 @@ class ContinuationMiddleware:
             tenants=tenants,
             adapter=adapter,
             stripped=frozenset(name.replace(b"_", b"-") for name in {*ours, *tenants.headers_to_strip}),
-            misses=MissPolicy(
-                forward_response=settings.single_upstream_miss == "forward",
-                new_conversation=settings.unknown_conversation == "new",
-                forward_item=settings.unknown_item == "forward",
-                forward_container=settings.unknown_container == "forward",
-                forward_encrypted=settings.unknown_encrypted == "forward",
-            ),
+            misses=settings.miss_policy,
         )
 
     def gates(self, scope: Scope) -> bool:
@@ -80,8 +74,13 @@ class ContinuationMiddleware:
             return True
 
     def _match(self, scope: Scope) -> Match | None:
-        path, root = scope["path"], scope.get("root_path", "")
-        return self._matcher.match(scope["method"], path, scope.get("raw_path"), root)
+        path, raw, root = scope["path"], scope.get("raw_path"), scope.get("root_path", "")
+        match = self._matcher.match(scope["method"], path, raw, root)
+        ours = self._matcher.match("GET", path, raw, root) if scope["method"] == "OPTIONS" else match
+        if ours is not None and any(_is_override(name) for name, _ in scope["headers"]):
+            # An app that honours it does something else than what is judged here.
+            raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
+        return match
 
     async def open(self) -> None:
         """Open the store, for a host that mounts this when its lifespan has begun already; idempotent.
@@ -176,6 +175,10 @@ class ContinuationMiddleware:
             await receive()
             await self.state.close()
             await send({"type": "lifespan.shutdown.complete"})
+
+
+def _is_override(name: bytes) -> bool:
+    return name.lower().replace(b"_", b"-") in _OVERRIDES
 
 
 def _directory(upstreams: UpstreamDirectory | Iterable[Upstream] | None) -> UpstreamDirectory:

@@ -279,7 +279,8 @@ def _rereadings(path: str, root_path: str = "") -> list[str]:
         lambda text: _ABSOLUTE.sub("", text.removeprefix(root_path)) if "://" in text else text,
         lambda text: _unquote(text.encode("utf-8", "surrogatepass")) if "%" in text else text,
         lambda text: text.replace("\\", "/"),
-        lambda text: text.translate(_UNSEEN).rstrip(_C0_OR_SPACE),
+        lambda text: text.translate(_UNSEEN),
+        lambda text: text.rstrip(_C0_OR_SPACE),
         lambda text: _URL_ENDS.split(text, maxsplit=1)[0],
         lambda text: text.partition("\0")[0],
     ):

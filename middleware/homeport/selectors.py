@@ -30,7 +30,8 @@ __all__ = [
 ]
 
 _FLAGS = ("stream", "store", "background")
-_TOP = frozenset({"previous_response_id", "conversation", "input", "items", "tools", "model", "extra_body", *_FLAGS})
+_STATE = ("previous_response_id", "conversation", "input", "items", "tools", "prompt_cache_options")
+_TOP = frozenset({*_STATE, *_FLAGS, "model", "extra_body"})
 _ITEM = frozenset(
     {"id", "type", "role", "encrypted_content", "result", "container", "container_id", "environment", "tools"}
 )
@@ -134,6 +135,9 @@ def _references(operation: Operation, top: strictjson.Members) -> Iterator[Selec
         yield Selector(Kind.RESPONSE, previous)
     if conversation:
         yield Selector(Kind.CONVERSATION, conversation)
+    compared = _compared_id(top.get("prompt_cache_options"))
+    if compared:
+        yield Selector(Kind.RESPONSE, compared)
     yield from _in_items("input", top.get("input"))
     yield from _in_tools("tools", top.get("tools"))
 
@@ -166,6 +170,16 @@ def _conversation_id(raw: msgspec.Raw | None) -> str | None:
     if "id" not in found:
         raise _invalid_type("conversation.id", "a string", "nothing")
     return _id("conversation.id", found["id"])
+
+
+def _compared_id(raw: msgspec.Raw | None) -> str | None:
+    """A response with whose use of the prompt cache the upstream is to compare."""
+    if _is_absent(raw):
+        return None
+    if _kind(raw) != "an object":
+        raise _invalid_type("prompt_cache_options", "an object", _kind(raw))
+    name = "comparison_response_id"
+    return _id(f"prompt_cache_options.{name}", strictjson.members(raw or b"", frozenset({name})).get(name))
 
 
 def _objects(name: str, raw: msgspec.Raw | None, known: frozenset[str]) -> Iterator[tuple[str, strictjson.Members]]:

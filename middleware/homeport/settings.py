@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from homeport import settings_checks as checks
+from homeport.decisions import MissPolicy
 from homeport.settings_checks import UpstreamSettings, normalise_base_url
 from homeport.settings_sources import SettingsSource, env_name, read_environment, read_toml, unknown_name
 from homeport.units import duration_text, parse_duration, parse_list, parse_size, size_text
@@ -173,6 +174,17 @@ class Settings(BaseSettings):
     def secret_bytes(self) -> tuple[bytes, ...]:
         """``secrets`` as :class:`homeport.keys.Keyring` takes them."""
         return tuple(s.get_secret_value().encode() for s in self.secrets)
+
+    @property
+    def miss_policy(self) -> MissPolicy:
+        """What may go on although it is not known: the ``forward`` and ``new`` settings."""
+        return MissPolicy(
+            forward_response=self.single_upstream_miss == "forward",
+            new_conversation=self.unknown_conversation == "new",
+            forward_item=self.unknown_item == "forward",
+            forward_container=self.unknown_container == "forward",
+            forward_encrypted=self.unknown_encrypted == "forward",
+        )
 
     @property
     def litellm_allowed(self) -> frozenset[str]:

@@ -25,6 +25,7 @@ __all__ = ["TenantPolicy", "TenantSettings"]
 _OWS = b" \t"  # RFC 9110 section 5.6.3: no part of a value
 _SCOPES = (b"openai-organization", b"openai-project")
 _API_KEYS = (b"api-key", b"x-api-key")
+_IDENTITY = frozenset((*_SCOPES, *_API_KEYS))
 _BASE64URL = re.compile(rb"[A-Za-z0-9_-]+", re.ASCII)
 _NO_CLAIMS = (
     "The credential is a token that changes, and this gateway has not been told which of its claims identify the "
@@ -212,6 +213,9 @@ def _by_credential(
     first = next((n for n in (name.encode() for name in precedence) if n in present), None)
     for given, value in headers:
         name = given.lower()
+        if b"_" in name and _dashed(name) in _IDENTITY and name != first:
+            # Who does not tell a dash from an underscore would take it for another identity, or a second one.
+            raise Rejected.because(Reason.TENANT_AMBIGUOUS)
         if name == first or (name == b"authorization" and not precedence):
             secrets.add(_without_scheme(value))
         elif name in _API_KEYS and not precedence:

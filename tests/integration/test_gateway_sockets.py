@@ -142,7 +142,9 @@ async def test_an_injected_key_replaces_the_clients(a: Provider) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 429, 500, 503])
-def test_the_upstreams_own_refusal_reaches_the_client(a: Provider, gateway: Server, status: int) -> None:
+def test_the_upstreams_own_refusal_reaches_the_client(a: Provider, b: Provider, gateway: Server, status: int) -> None:
+    """The first one, where all of them refuse."""
+    b.fault(match="socket", status=418)
     headers = {"retry-after": "7", "x-request-id": "req_1", "connection": "x-hop", "x-hop": "1"}
     a.fault(match="socket", status=status, headers=headers, body={"error": {"code": "odd"}})
     with pytest.raises(InvalidStatus) as caught, dialled(gateway):
@@ -167,13 +169,14 @@ async def test_an_upstream_that_refuses_does_not_keep_the_others_from_being_aske
 def test_an_upstream_without_websockets_makes_clients_use_http(
     a: Provider, b: Provider, gateway: Server, status: int
 ) -> None:
-    a.fault(match="socket", status=status, headers={"location": f"{b}/v1/responses"}, body={})
+    b.fault(match="socket", status=418)
+    a.fault(match="socket", status=status, headers={"location": f"{b}/v1/elsewhere"}, body={})
     with pytest.raises(InvalidStatus) as caught, dialled(gateway):
         pass
     answer = caught.value.response
     assert (answer.status_code, json.loads(answer.body or b"")["error"]["code"]) == (426, "websocket_unsupported")
     assert answer.headers["x-homeport-outcome"] == "websocket_unsupported"
-    assert b.log() == []
+    assert [e["path"] for e in b.log()] == ["/v1/responses"], "no redirect was followed"
 
 
 @contextlib.asynccontextmanager
@@ -491,7 +494,7 @@ def test_the_command_takes_as_large_messages_as_are_inspected(monkeypatch: pytes
         monkeypatch.setenv(f"HOMEPORT_{name}", value)
     monkeypatch.setenv("HOMEPORT_MAX_REQUEST_BYTES", "33MiB")
     command(port=free_port())
-    assert ran["ws_max_size"] == 33 << 20
+    assert ran["ws_max_size"] == 34 << 20, "a little more, so that what is too large is answered"
 
 
 async def test_the_largest_event_bounds_messages_too(a: Provider) -> None:
