@@ -144,8 +144,9 @@ class Write(msgspec.Struct, frozen=True, gc=False):
 
     ``write_id`` (16 random bytes) makes a repeated write a success. ``exchange`` (16 random bytes) is the same for all
     writes of one request: an exchange may replace what it left pending itself. ``forget`` removes the pending rows of
-    this exchange (``store: false``). ``deadline`` is a time of the running event loop's clock; a write that is not
-    being committed by then must never take effect.
+    this exchange (``store: false``), a record and then its claim: where the record is not its own, neither is the
+    claim. ``deadline`` is a time of the running event loop's clock; a write that is not being committed by then must
+    never take effect.
     """
 
     write_id: bytes
@@ -232,8 +233,9 @@ def settle(rows: Mapping[bytes, Row], write: Write) -> list[Change]:
             changes.append(claim)
     for key in write.forget:
         row = _find(rows, key)
-        if row is not None and row.exchange == write.exchange and row.progress is not Progress.TERMINAL:
-            changes.append(Remove(row.digest))
+        if row is None or row.exchange != write.exchange or row.progress is Progress.TERMINAL:
+            break  # the record is another turn's by now, which needs the claim that comes after it
+        changes.append(Remove(row.digest))
     return changes
 
 

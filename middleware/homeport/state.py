@@ -19,7 +19,7 @@ from homeport import telemetry
 from homeport.decisions import Fact
 from homeport.errors import Reason
 from homeport.keys import Digests, Keyring, StateKey
-from homeport.records import Record, UnreadableRecord, Write, decode_record
+from homeport.records import Progress, Record, UnreadableRecord, Write, decode_record, progress_of
 from homeport.settings import Settings
 from homeport.stores.base import (
     CapacityExceeded,
@@ -157,7 +157,9 @@ class State:
                 outcome = "found" if isinstance(fact, Record) else fact.value
                 telemetry.lookups.add(1, {"source": "store", "outcome": outcome})
                 if isinstance(fact, Record) and isinstance(result, Found) and epoch == self._epoch:
-                    self._remember(key, fact, result.remaining)
+                    # Until a response has ended its own exchange may still move it, which no other replica is told.
+                    if progress_of(fact.status) is Progress.TERMINAL:
+                        self._remember(key, fact, result.remaining)
                     self._refresh(key, fact.ttl, result.remaining)
         return [facts[k] for k in keys]
 

@@ -218,7 +218,7 @@ def test_a_client_that_goes_away_ends_the_work_and_leaves_an_owner(
         assert "x-homeport-outcome" not in error.response.headers
 
 
-def test_an_upstream_that_resets_in_mid_stream_is_visible(sqlite_url) -> None:
+def test_d10_an_upstream_that_resets_in_mid_stream_is_visible(sqlite_url) -> None:
     """CASES D10."""
     with run_provider("a") as a, run_homeport({"a": a}, sqlite_url) as server:
         a.fault(match="create", reset_after_events=4)

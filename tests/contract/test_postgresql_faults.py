@@ -153,7 +153,7 @@ async def test_a_commit_that_cannot_be_read_back_is_no_success(
     await harness.store.commit(write(response("r")))
 
 
-async def test_a_restart_between_operations_is_not_noticed(
+async def test_g2_a_restart_between_operations_is_not_noticed(
     postgres_server: EmbeddedPostgres, harness: SQLHarness
 ) -> None:
     """G2: restart PostgreSQL between requests: at most one failed operation."""
@@ -169,7 +169,7 @@ async def test_a_restart_between_operations_is_not_noticed(
         assert await store.count(RING.tenant(TENANT)) == 21 + again
 
 
-async def test_a_database_that_comes_up_later(postgres_server: EmbeddedPostgres, postgres_url: str) -> None:
+async def test_g5_a_database_that_comes_up_later(postgres_server: EmbeddedPostgres, postgres_url: str) -> None:
     """G5: database down at start, up later: recovers without a restart."""
     harness = SQLHarness(postgres_url)
     await asyncio.to_thread(postgres_server.stop)

@@ -110,7 +110,7 @@ async def test_a_value_that_only_the_database_refuses(harness: SQLHarness) -> No
     assert checked_out(harness.store) == 0
 
 
-async def test_a_tenant_of_a_hundred_thousand_rows_is_erased(harness: SQLHarness) -> None:
+async def test_g3_a_tenant_of_a_hundred_thousand_rows_is_erased(harness: SQLHarness) -> None:
     """G3: erase a tenant with 100 k rows, chunked."""
     tenant = RING.tenant(TENANT)
     same = {
@@ -126,7 +126,7 @@ async def test_a_tenant_of_a_hundred_thousand_rows_is_erased(harness: SQLHarness
     assert await harness.rows() == 0
 
 
-async def test_many_keys_in_one_write_and_one_load(harness: SQLHarness) -> None:
+async def test_g3_many_keys_in_one_write_and_one_load(harness: SQLHarness) -> None:
     """G3: no overflow of bind parameters."""
     names = [f"i{n}" for n in range(12_000)]
     await harness.store.commit(write(*(item(name) for name in names)))
@@ -188,7 +188,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_processes_that_start_at_once_lose_nothing(harness: SQLHarness) -> None:
+async def test_g1_processes_that_start_at_once_lose_nothing(harness: SQLHarness) -> None:
     """G1: 50 concurrent commits on SQLite from several processes, 0 lost; the schema is created by whoever is first."""
     for table in ("homeport_state", "homeport_secrets", "homeport_schema"):
         await harness.execute(f"DROP TABLE {table}")
@@ -204,7 +204,7 @@ async def test_processes_that_start_at_once_lose_nothing(harness: SQLHarness) ->
     assert (await found(harness.store, key("c", Kind.CONVERSATION))).revision == 4 * 4 * 50
 
 
-async def test_four_stores_on_one_database_lose_nothing(harness: SQLHarness) -> None:
+async def test_g1_four_stores_on_one_database_lose_nothing(harness: SQLHarness) -> None:
     """G1: 50 concurrent commits each, and readers meanwhile: no "database is locked"."""
     stores = [await harness.another() for _ in range(4)]
 

@@ -20,7 +20,7 @@ async def created(app, response_id: str = "resp_1") -> None:
     assert (await call(app, "POST", "/v1/responses", {"model": "m", "input": "hi"})).status == 200
 
 
-async def test_a_follow_up_is_pinned_to_the_owner_from_another_replica() -> None:
+async def test_a1_a_follow_up_is_pinned_to_the_owner_from_another_replica() -> None:
     """CASES A1: created through one replica, continued through another that shares the store."""
     store = CountingStore()
     first = ScriptedApp(respond(response("resp_1"), by=B))
@@ -98,7 +98,7 @@ async def test_all_path_forms_are_one_place(path) -> None:
     assert scripted.exchanges[-1].pin == B
 
 
-async def test_bytes_are_untouched_both_ways() -> None:
+async def test_b8_c7_bytes_are_untouched_both_ways() -> None:
     """CASES B8, C7: request and response bytes are those of the bare app."""
     sent = b'{ "model":"m",\n "store" : true, "x":"\\u00e9", "previous_response_id": null }'
     answered = b' {"id":"resp_1", "previous_response_id":null,\t"object":"response"}\n'
@@ -165,7 +165,7 @@ BY_ID = [
 
 
 @pytest.mark.parametrize(("method", "path"), BY_ID)
-async def test_anothers_id_is_answered_like_an_unknown_one_byte_for_byte(method, path) -> None:
+async def test_b3_anothers_id_is_answered_like_an_unknown_one_byte_for_byte(method, path) -> None:
     """§4, CASES B3: on every operation."""
     own = "x_1"
     store = CountingStore()
@@ -217,7 +217,7 @@ async def test_provider_store_beats_the_request() -> None:
     assert (await call(app, "POST", "/v1/responses", {"previous_response_id": "resp_2"})).status == 200
 
 
-async def test_store_false_leaves_no_row_but_its_conversation_and_encrypted_content() -> None:
+async def test_b8_store_false_leaves_no_row_but_its_conversation_and_encrypted_content() -> None:
     """§6; FEATURES 34; CASES B8, W1."""
     store = CountingStore()
     bare = ScriptedApp(respond(response()))
@@ -241,7 +241,7 @@ async def test_store_false_leaves_no_row_but_its_conversation_and_encrypted_cont
         assert (await call(app, "POST", "/v1/responses", body)).outcome == "missing"
 
 
-async def test_the_compact_id_is_owned_and_chainable() -> None:
+async def test_a14_the_compact_id_is_owned_and_chainable() -> None:
     """CASES A14."""
     compacted = {
         "id": "resp_c",
@@ -363,7 +363,7 @@ async def test_a_commit_that_fails_is_no_success() -> None:
     assert b"resp_1" not in answer.body
 
 
-async def test_store_down_at_lookup_stops_before_routing_and_recovers() -> None:
+async def test_e4_g6_store_down_at_lookup_stops_before_routing_and_recovers() -> None:
     """FEATURES 44, CASES E4, G6."""
     store = CountingStore()
     scripted = ScriptedApp(
@@ -463,7 +463,7 @@ async def test_use_prolongs_life_where_asked_for() -> None:
         await app.state.close()
 
 
-async def test_background_is_owned_in_full_before_the_reply() -> None:
+async def test_e1_background_is_owned_in_full_before_the_reply() -> None:
     """§6; CASES E1: polls go to the owner, a later status is recorded."""
     now = [0.0]
     store = CountingStore(clock=lambda: now[0])
@@ -488,7 +488,7 @@ async def test_an_app_may_refuse_by_raising() -> None:
     assert (answer.status, answer.code, answer.header("retry-after")) == (503, "upstream_unavailable", "5")
 
 
-async def test_a_held_answer_that_breaks_off_is_told_once() -> None:
+async def test_d10_a_held_answer_that_breaks_off_is_told_once() -> None:
     """CASES D10: no fake end, and no bare 500 that an SDK would repeat at the provider's price."""
     answers = []
 
@@ -666,7 +666,7 @@ async def test_mode_observe_refuses_nothing_and_says_what_it_would() -> None:
     await app.state.close()
 
 
-async def test_owner_removed_or_changed() -> None:
+async def test_a6_owner_removed_or_changed() -> None:
     """CASES A6; FEATURES 21: distinct answers, and the row is kept for the owner's return."""
     store = CountingStore()
     await created(mount(ScriptedApp(respond(response(), by=B)), store))

@@ -106,14 +106,14 @@ def test_an_exchange_may_move_what_it_left_pending_itself() -> None:
         settled(replace(stored, progress=Progress.TERMINAL), entry(owner=b"owner-b"))
 
 
-def test_a_conversation_counts_its_turns() -> None:
+def test_c8_a_conversation_counts_its_turns() -> None:
     """CASES C8."""
     change = settled(row(remaining=None), entry(kind=Kind.CONVERSATION, ttl=None))
     assert isinstance(change, Replace)
     assert (change.revision, change.ttl) == (4, None)
 
 
-def test_a_stale_revision_fails() -> None:
+def test_c2_a_stale_revision_fails() -> None:
     """CASES C2."""
     with pytest.raises(StaleRevision):
         settled(row(), entry(kind=Kind.CONVERSATION, expected_revision=2))

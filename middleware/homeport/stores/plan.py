@@ -79,7 +79,7 @@ class Plan:
         revisions: dict[bytes, int] = {}
         for entry in write.entries:
             row = self._live(entry.key)
-            if row is not None:
+            if row is not None and entry.has_owner(row.owner):  # not where it is left to its first owner
                 revisions[entry.key.current] = row.revision
         return revisions
 
