@@ -15,7 +15,7 @@ from typing import Protocol
 import brotli
 import zstandard
 
-from homeport.errors import Reason, Rejected, reject
+from homeport.errors import Reason, Rejected, ambiguous, reject
 
 __all__ = [
     "MAX_LAYERS",
@@ -180,7 +180,7 @@ def check_content_type(values: Sequence[bytes]) -> None:
     Raises :class:`homeport.errors.Rejected` for forms, for charsets other than UTF-8, and for two types.
     """
     if len(values) > 1 or any(b"," in value for value in values):
-        raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
+        raise ambiguous("it has several content types")
     kind, _, parameters = (values[0] if values else b"").lower().partition(b";")
     kind = kind.strip()
     plain = kind in _PLAIN_TYPES or (kind.startswith(b"application/") and kind.endswith(b"+json"))
@@ -188,7 +188,8 @@ def check_content_type(values: Sequence[bytes]) -> None:
         raise Rejected(
             reject(
                 Reason.UNSUPPORTED_ENCODING,
-                message="The body must be JSON in UTF-8, and its content type must say so (application/json).",
+                message="The body must be JSON in UTF-8, and its content type may not say anything else "
+                "(send application/json).",
             )
         )
 
@@ -254,7 +255,7 @@ def _no_object(pieces: Iterable[bytes]) -> Iterator[bytes]:
         head += piece[: _HEAD - len(head)]
         yield piece
     if begins_object(head):
-        raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
+        raise ambiguous("the body reads as JSON before it is decompressed")
 
 
 def _undecodable() -> Rejected:

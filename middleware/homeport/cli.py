@@ -112,7 +112,7 @@ def register(
     """
     work = importlib.import_module("homeport.commands.register")
     try:
-        work.run(kind, opaque_id, upstream, _pairs(tenant or []), litellm_config)
+        work.run(kind, _value(opaque_id), upstream, _pairs(tenant or []), litellm_config)
     except ModuleNotFoundError as error:
         _fail(f"this command needs {error.name}: pip install 'homeport[litellm]'")
     except ValueError as error:
@@ -170,8 +170,12 @@ def _pairs(texts: list[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals or not name or name in pairs:
             _fail("a tenant is given as name=value, each name once")
-        pairs[name.lower()] = typer.get_text_stream("stdin").readline().rstrip("\n") if value == "-" else value
+        pairs[name.lower()] = _value(value)
     return pairs
+
+
+def _value(text: str) -> str:
+    return typer.get_text_stream("stdin").readline().rstrip("\n") if text == "-" else text
 
 
 def _extra(module: str, extra: str):  # type: ignore[no-untyped-def]  # a module's type cannot be told

@@ -21,6 +21,7 @@ __all__ = [
     "Reason",
     "Rejected",
     "Rejection",
+    "ambiguous",
     "error_frame",
     "failed_event",
     "failed_frame",
@@ -180,10 +181,13 @@ _TABLE: Mapping[Reason, _Row] = MappingProxyType(
         ),
         Reason.REQUEST_TOO_LARGE: _Row(413, "request_too_large", "The request body is too large to be inspected."),
         Reason.UNSUPPORTED_ENCODING: _Row(
-            415, "unsupported_encoding", "The content encoding of the request body is not supported."
+            415,
+            "unsupported_encoding",
+            "The content encoding of the request body is not supported. It may be gzip, deflate, br or zstd, or up to "
+            "four of them.",
         ),
         Reason.WEBSOCKET_UNSUPPORTED: _Row(
-            426, "websocket_unsupported", "This gateway serves the Responses API over HTTP only."
+            426, "websocket_unsupported", "There is no WebSocket of the Responses API here. Use HTTP."
         ),
         Reason.UNKNOWN_URL: _Row(404, None, "Invalid URL."),
         Reason.MODEL_NOT_FOUND: _Row(
@@ -314,6 +318,12 @@ def reject(
         param if param is not None else row.param,
         (*row.headers, *headers),
     )
+
+
+def ambiguous(what: str, *, param: str | None = None) -> Rejected:
+    """To be raised for what two readers may see in two ways; ``what`` says where, in words of the API's alone."""
+    text = f"The request can be read in more than one way, so it was not forwarded: {what}."
+    return Rejected(reject(Reason.AMBIGUOUS_SELECTOR, message=text, param=param))
 
 
 def missing_state(kind: Kind, opaque_id: str, reason: Reason, *, in_path: bool) -> Rejection:

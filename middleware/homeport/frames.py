@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from homeport.errors import Reason, Rejected, Rejection, reject
+from homeport.errors import Reason, Rejected, Rejection, ambiguous, reject
 from homeport.keys import Kind
 from homeport.operations import Operation
 from homeport.selectors import Inspected, Selector, id_member, inspect_members, text_member, top_level
@@ -54,7 +54,7 @@ def inspect_frame(data: bytes, *, max_selectors: int) -> Frame:
         raise Rejected(reject(Reason.UNSUPPORTED_OPERATION, message=_UNKNOWN))
     if "response" in top:
         # Where the Realtime API has its fields: a server might look there too.
-        raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
+        raise ambiguous("the message has a member 'response'")
     stream_id = text_member("stream_id", top)
     if stream_id is not None and not _STREAM_ID.fullmatch(stream_id):
         raise Rejected(reject(Reason.INVALID_TYPE, message=_BAD_LANE, param="stream_id"))

@@ -7,7 +7,7 @@ import asyncio
 from starlette.types import Message, Receive, Scope
 
 from homeport.bodies import check_codings, check_content_type, decode_body, looks_coded
-from homeport.errors import Reason, Rejected, reject
+from homeport.errors import Reason, Rejected, ambiguous, reject
 from homeport.operations import Operation
 from homeport.selectors import Inspected, inspect_body
 from homeport.settings import Settings
@@ -72,12 +72,12 @@ class Intake:
         for name, _ in self.headers:
             # Servers that fold both to one name, as CGI did, would let this one describe the body.
             if b"_" in name and name.lower().replace(b"_", b"-") in _DESCRIBING:
-                raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
+                raise ambiguous("a header field that describes the body is spelled with an underscore")
         coded, lengths = self.values(b"transfer-encoding"), self.values(b"content-length")
         if any(value.strip(b" \t").lower() != b"chunked" for value in coded):
             raise Rejected(reject(Reason.UNSUPPORTED_ENCODING, message=_TRANSFER))
         if len(coded) > 1 or len(lengths) > 1 or (coded and lengths):  # RFC 9112 section 6.3
-            raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
+            raise ambiguous("its header says twice how long the body is")
         check_content_type(self.values(b"content-type"))
         check_codings(self.values(b"content-encoding"))
 
@@ -106,7 +106,7 @@ class Intake:
             more = message.get("more_body", False)
         if declared.isdigit() and int(declared) != size and not self.values(b"transfer-encoding"):
             # Sent on with this header, the next request on the connection would be taken for the rest of this one.
-            raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
+            raise ambiguous("the body is not as long as its header says")
         body = b"".join(chunks)
         self._replay = [{"type": "http.request", "body": body, "more_body": False}]
         return body

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from homeport.adapter import Adapter
-from homeport.errors import Reason, Rejected, reject
+from homeport.errors import Reason, Rejected, ambiguous, reject
 from homeport.gate import Gate
 from homeport.keys import Keyring
 from homeport.operations import Match, Operation, OperationMatcher
@@ -79,7 +79,7 @@ class ContinuationMiddleware:
         ours = self._matcher.match("GET", path, raw, root) if scope["method"] == "OPTIONS" else match
         if ours is not None and any(_is_override(name) for name, _ in scope["headers"]):
             # An app that honours it does something else than what is judged here.
-            raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
+            raise ambiguous("a header field asks for another method")
         return match
 
     async def open(self) -> None:

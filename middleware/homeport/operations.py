@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import unquote_to_bytes
 
-from homeport.errors import Reason, Rejected
+from homeport.errors import Reason, Rejected, ambiguous, reject
 from homeport.keys import Kind
 
 __all__ = ["MAX_ID_BYTES", "Match", "Operation", "OperationMatcher"]
 
 MAX_ID_BYTES = 4096
+_BAD_ID = f"Invalid ID in the path: expected UTF-8 of at most {MAX_ID_BYTES} bytes without NUL characters."
 _MAX_PATH = 4 * MAX_ID_BYTES  # characters, decoded: two ids, and room
 
 
@@ -193,7 +194,7 @@ class OperationMatcher:
         if method == "OPTIONS":
             return None
         if len(texts[0]) > _MAX_PATH:
-            raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)  # every reading of it takes time
+            raise ambiguous("its path is too long")  # every reading of it takes time
         # Some servers leave the query in raw_path.
         ways = [] if raw_path is None else [[_unquote(s) for s in raw_path.partition(b"?")[0].split(b"/")]]
         ways += [way for text in texts if (way := text.split("/")) not in ways]
@@ -263,7 +264,7 @@ def _agree(first: _Reading | None, second: _Reading | None) -> _Reading | None:
     # Who reads an id more than once misreads it wherever it stands: the id is still the one that was sent.
     if one == other or (one.operation is other.operation and other.path_id in _rereadings(one.path_id or "")):
         return _Reading(one, known=True)
-    raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
+    raise ambiguous("its path has several meanings")
 
 
 def _rereadings(path: str, root_path: str = "") -> list[str]:
@@ -293,9 +294,9 @@ def _check_ids(ids: Iterable[str]) -> None:
         try:
             size = len(opaque.encode())
         except UnicodeEncodeError:  # a surrogate stands for a byte that is not UTF-8
-            raise Rejected.because(Reason.INVALID_TYPE) from None
+            raise Rejected(reject(Reason.INVALID_TYPE, message=_BAD_ID)) from None
         if size > MAX_ID_BYTES or "\0" in opaque:
-            raise Rejected.because(Reason.INVALID_TYPE)
+            raise Rejected(reject(Reason.INVALID_TYPE, message=_BAD_ID))
 
 
 def _unquote(segment: bytes) -> str:

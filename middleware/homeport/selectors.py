@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from homeport import strictjson
-from homeport.errors import Reason, Rejected, reject
+from homeport.errors import Reason, Rejected, ambiguous, reject
 from homeport.keys import Kind
 from homeport.operations import MAX_ID_BYTES, Match, Operation
 
@@ -112,8 +112,8 @@ def inspect_members(operation: Operation, top: strictjson.Members, *, max_select
 def _judged() -> Iterator[None]:
     try:
         yield
-    except strictjson.Ambiguous:
-        raise Rejected.because(Reason.AMBIGUOUS_SELECTOR) from None
+    except strictjson.Ambiguous as what:
+        raise ambiguous(str(what)) from None
     except strictjson.TooMany:
         text = "The request holds more items than this gateway inspects."
         raise Rejected(reject(Reason.TOO_MANY_SELECTORS, message=text)) from None
@@ -160,7 +160,7 @@ def _check_extra(raw: msgspec.Raw | None) -> None:
     except strictjson.Ambiguous:
         plain = False
     if not plain:
-        raise Rejected(reject(Reason.AMBIGUOUS_SELECTOR, param="extra_body"))
+        raise ambiguous("members of the body are in its extra_body", param="extra_body")
 
 
 def _conversation_id(raw: msgspec.Raw | None) -> str | None:
@@ -219,7 +219,7 @@ def _type(name: str, item: strictjson.Members) -> str:
     """The type of an item, folded: as the name of a C# or protobuf enum it may come in another spelling."""
     text = _deciding(f"{name}.type", item.get("type"))
     if len(text) > strictjson.MAX_NAME:
-        raise strictjson.Ambiguous("a type too long to be one")
+        raise strictjson.Ambiguous("an item has a type that is too long to be one")
     return strictjson.fold(text)
 
 
@@ -230,7 +230,7 @@ def _deciding(name: str, raw: msgspec.Raw | None) -> str:
     """
     text = _text(name, raw) or ""
     if "\0" in text:
-        raise strictjson.Ambiguous("a NUL in a text that decides")
+        raise strictjson.Ambiguous("there is a NUL in the type, role or content of an item")
     return "" if text.isspace() else text
 
 

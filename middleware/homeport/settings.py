@@ -92,12 +92,20 @@ class Settings(BaseSettings):
     )
 
     single_upstream_miss: Literal["reject", "forward"] = Field(
-        "reject", description="An unknown response id where there is exactly one upstream."
+        "reject", description="`reject` or `forward` an unknown response id, where there is exactly one upstream."
     )
-    unknown_conversation: Literal["reject", "new"] = Field("reject", description="An unknown conversation id.")
-    unknown_item: Literal["reject", "forward"] = Field("reject", description="A reference to an unknown item.")
-    unknown_container: Literal["reject", "forward"] = Field("reject", description="An unknown container in a tool.")
-    unknown_encrypted: Literal["forward", "reject"] = Field("forward", description="Encrypted content never seen.")
+    unknown_conversation: Literal["reject", "new"] = Field(
+        "reject", description="`reject` an unknown conversation id or let it be `new`."
+    )
+    unknown_item: Literal["reject", "forward"] = Field(
+        "reject", description="`reject` or `forward` a reference to an unknown item."
+    )
+    unknown_container: Literal["reject", "forward"] = Field(
+        "reject", description="`reject` or `forward` an unknown container in a tool."
+    )
+    unknown_encrypted: Literal["forward", "reject"] = Field(
+        "forward", description="`forward` or `reject` encrypted content never seen."
+    )
     max_selectors: int = Field(256, gt=0, description="References to stored state in one request.")
 
     ttl: _SomeSeconds = Field(30 * _DAY, description="How long ownership of a response is kept.")

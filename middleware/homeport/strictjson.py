@@ -165,13 +165,15 @@ def _many_empty(data: bytes | memoryview) -> bool:
 def _check(objects: list[Members], known: AbstractSet[str], counted: int) -> None:
     # A repeated key was counted, but is in its dict only once.
     if sum(map(len, objects)) != counted:
-        raise Ambiguous("a key occurs twice")
+        raise Ambiguous("a key occurs twice in one object")
     folded = _folded(frozenset(known))
     for key in set().union(*objects) - known:
-        if len(key) > MAX_NAME or "\0" in key or fold(key) in folded:
-            raise Ambiguous("a key may be taken for a known one")
+        if len(key) > MAX_NAME or "\0" in key:
+            raise Ambiguous("a key is very long, or has a NUL in it")
+        if (name := folded.get(fold(key))) is not None:
+            raise Ambiguous(f"a key may be taken for '{name}'")
 
 
 @lru_cache
-def _folded(known: frozenset[str]) -> frozenset[str]:
-    return frozenset(map(fold, known))
+def _folded(known: frozenset[str]) -> dict[str, str]:
+    return {fold(name): name for name in known}

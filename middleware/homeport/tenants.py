@@ -31,6 +31,7 @@ _NO_CLAIMS = (
     "The credential is a token that changes, and this gateway has not been told which of its claims identify the "
     "caller. Send an API key."
 )
+_NO_HEADER = "The request lacks a header that says whose it is. Send it through the proxy that identifies you."
 _SPACE_OR_LIST = re.compile(rb"[\s,]")
 
 
@@ -116,7 +117,7 @@ class TenantPolicy:
                 raise RuntimeError(f"tenant mode {self._mode} resolves tenants elsewhere")
         present = [(n, v) for name, v in headers if _dashed(n := name.lower()) in self._lookalikes]
         if not present:
-            raise Rejected.because(Reason.TENANT_MISSING)
+            raise Rejected(reject(Reason.TENANT_MISSING, message=_NO_HEADER))
         if self._signature is None and not self._trusts(peer, unix=unix):
             raise Rejected.because(Reason.TENANT_UNTRUSTED)
         values = self._values(present)
@@ -156,7 +157,7 @@ class TenantPolicy:
             if not value.strip(_OWS) or b"," in value:
                 raise Rejected.because(Reason.TENANT_AMBIGUOUS)
         if len(values) != len(self._names):
-            raise Rejected.because(Reason.TENANT_MISSING)
+            raise Rejected(reject(Reason.TENANT_MISSING, message=_NO_HEADER))
         return [values[name] for name in self._names]
 
     def _trusts(self, peer: str | None, *, unix: bool) -> bool:

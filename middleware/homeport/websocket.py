@@ -120,8 +120,7 @@ class SocketResponder:
                 await self._deny(reject(Reason.WEBSOCKET_UNSUPPORTED))
                 return
             case _Phase.OPEN if told is not None:
-                await self._refuse(told, None)
-                await self._close(_INTERNAL_ERROR)
+                await self._end(told)
                 return
         if fault is not None:
             raise fault
@@ -130,6 +129,9 @@ class SocketResponder:
 
     async def _app_receive(self) -> Message:
         self._heard = True
+        if self._rejection is not None and self._phase is _Phase.OPEN:
+            await self._end(self._rejection)
+            return {"type": "websocket.disconnect", "code": _INTERNAL_ERROR}
         if self._connect is not None:
             connect, self._connect = self._connect, None
             return connect
@@ -200,6 +202,8 @@ class SocketResponder:
     # From the app
 
     async def _app_send(self, message: Message) -> None:
+        if self._rejection is not None and self._phase is _Phase.OPEN:
+            await self._end(self._rejection)
         async with self._sending:  # a frame may not overtake one whose commit is awaited
             if self._phase is _Phase.OVER:
                 raise OSError("the WebSocket is closed")
@@ -280,6 +284,11 @@ class SocketResponder:
             if self._phase is _Phase.OPEN:
                 frame = error_frame(rejection, stream_id=stream_id, retryable_status=status)
                 await self._send({"type": "websocket.send", "text": frame})
+
+    async def _end(self, rejection: Rejection) -> None:
+        """Refuse the message that the app is at, and end the socket: nobody knows what the app made of it."""
+        await self._refuse(rejection, self._routed.stream_id)
+        await self._close(_INTERNAL_ERROR)
 
     async def _close(self, code: int) -> None:
         self._phase = _Phase.OVER

@@ -576,7 +576,7 @@ async def test_an_app_that_has_looked_at_the_handshake_may_close_without_a_reaso
 
 
 async def test_a_refusal_stands_whatever_the_app_makes_of_it() -> None:
-    def app(*, accepts: bool) -> Any:
+    def app(*, accepts: bool, after: str = "returns") -> Any:
         async def swallows(scope: dict, receive: Any, send: Any) -> None:
             await receive()
             if accepts:
@@ -584,16 +584,23 @@ async def test_a_refusal_stands_whatever_the_app_makes_of_it() -> None:
                 await receive()
             with contextlib.suppress(Exception):
                 scope["state"]["homeport"].refuse(reject(Reason.UPSTREAM_UNAVAILABLE))
-            if not accepts:
+            if not accepts or after == "closes":
                 await send({"type": "websocket.close", "code": 4000})
+            elif after == "receives":
+                assert (await receive())["type"] == "websocket.disconnect"
+            elif after == "sends":
+                await send({"type": "websocket.send", "text": "sorry"})
 
         return swallows
 
     async with connect(mount(app(accepts=False))) as socket:
         assert socket.denied[0] == 503
-    async with connect(mount(app(accepts=True))) as socket:
-        socket.send(create())
-        assert code(await socket.recv()) == (503, "upstream_unavailable")
+    for after in ("returns", "receives", "sends", "closes"):
+        async with connect(mount(app(accepts=True, after=after))) as socket:
+            socket.send(create(stream_id="one"))
+            refused = await socket.recv()
+            assert (*code(refused), refused["stream_id"]) == (503, "upstream_unavailable", "one")
+            assert (await socket.raw())["code"] == 1011
 
 
 async def test_an_upstream_that_comes_later_is_known() -> None:

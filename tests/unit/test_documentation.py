@@ -48,7 +48,7 @@ def test_every_rejection_is_documented() -> None:
 
 def test_the_example_of_a_signature_works() -> None:
     [example] = [b for b in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "homeport.sign" in b]
-    names: dict[str, Any] = {"homeport": homeport, "time": time, "SECRET": b"horse battery staple"}
+    names: dict[str, Any] = {"homeport": homeport, "time": time}
     exec(textwrap.dedent(example), names)
     request = names["request"]
     now = request.pop("timestamp")

@@ -58,6 +58,8 @@ def ask(url: str, key_env: str | None) -> Verdict:
 def _judge(status: int, outcome: str | None) -> Verdict:
     if outcome in _GATED:
         return Verdict("the gate is there: a response that nobody has made is refused before it is routed", 0)
+    if outcome is not None and outcome.startswith("would-reject/"):
+        return Verdict("homeport is there, but in mode observe: it refuses nothing", 1)
     if outcome is not None:
         return Verdict(f"homeport is there, but answered {outcome} ({status}); is the key right?", 1)
     if status in (401, 403):
@@ -66,4 +68,4 @@ def _judge(status: int, outcome: str | None) -> Verdict:
         return Verdict(
             f"nobody can say: the server failed first ({status}); give a key that it knows with --key-env", 1
         )
-    return Verdict(f"homeport is NOT there: something else answered ({status})", 1)
+    return Verdict(f"homeport was not seen: something else answered ({status})", 1)

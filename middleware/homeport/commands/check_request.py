@@ -21,6 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 from homeport.decisions import MissPolicy
 from homeport.errors import OUTCOME_HEADER, Reason, Rejected, missing_state
 from homeport.intake import Intake
+from homeport.keys import Tenant
 from homeport.middleware import ContinuationMiddleware
 from homeport.operations import Match, OperationMatcher
 from homeport.selectors import Inspected, Selector, path_selectors
@@ -117,7 +118,7 @@ def _body(request: RawRequest, rest: bytes) -> tuple[bytes, tuple[str, ...]]:
     if len(rest) < length:
         raise ValueError(f"the file ends {length - len(rest)} bytes before the body that content-length announces")
     left = len(rest) - length
-    return rest[:length], (f"{left} bytes behind the body that content-length announces are left out",) if left else ()
+    return rest[:length], ("what stands behind the body that content-length announces is left out",) if left else ()
 
 
 def _unchunked(rest: bytes) -> bytes:
@@ -147,21 +148,21 @@ def examine(request: RawRequest, settings: Settings, *, peer: str, show_ids: boo
 
 
 async def _examine(request: RawRequest, settings: Settings, scope: Scope, *, show_ids: bool) -> Report:
-    match, rejection, found = None, None, Inspected()
+    match, rejection, found, read = None, None, Inspected(), False
     try:
         match = OperationMatcher(settings.path_prefixes).match(request.method, scope["path"], scope["raw_path"])
         gated = match is not None
     except Rejected:
         gated = True  # a path that can be read as two things
     if match is not None:
-        found = await _read(match, request, scope, settings)
+        found, read = await _read(match, request, scope, settings)
     socket = gated and any(value.lower() == b"websocket" for value in request.values(b"upgrade"))
     if gated and not socket:
         rejection = await _ask(request, scope, settings)
     unknown = rejection is not None and rejection["outcome"] == Reason.MISSING
     refused = rejection is not None and not unknown
     notes = list(request.notes)
-    if refused and settings.mode == "observe":
+    if (refused or unknown) and settings.mode == "observe":
         notes.append("HOMEPORT_MODE=observe: it passes all the same, with x-homeport-outcome: would-reject/…")
     misses = settings.miss_policy
     seen = {
@@ -169,7 +170,7 @@ async def _examine(request: RawRequest, settings: Settings, scope: Scope, *, sho
         "gated": gated,
         "tenant": _tenant(request, scope, settings) if gated else None,
         "selectors": [_shown(selector, misses, show_ids=show_ids) for selector in found.selectors],
-        "body": _flags(found) if match is not None and match.operation.reads_body else None,
+        "body": _flags(found) if read else None,
         "notes": notes,
         "decision": {
             "verdict": "refused" if refused else "follow-up" if unknown else "passes",
@@ -209,23 +210,25 @@ def _receiving(body: bytes) -> Receive:
     return receive
 
 
-async def _read(match: Match, request: RawRequest, scope: Scope, settings: Settings) -> Inspected:
-    """What the request refers to, as far as it can be read."""
+async def _read(match: Match, request: RawRequest, scope: Scope, settings: Settings) -> tuple[Inspected, bool]:
+    """What the request refers to, as far as it can be read, and whether its body was."""
     path = path_selectors(match)
     if not match.operation.reads_body:
-        return Inspected(path)
+        return Inspected(path), False
     intake = Intake(scope, _receiving(request.body), settings)
     try:
         found = await intake.inspect(match.operation, await intake.read_body())
     except Rejected:
-        return Inspected(path)
-    return replace(found, selectors=(*path, *found.selectors))
+        return Inspected(path), False
+    return replace(found, selectors=(*path, *found.selectors)), True
 
 
 async def _ask(request: RawRequest, scope: Scope, settings: Settings) -> dict[str, Any] | None:
     """The middleware's own answer to the request; None if it would call the app."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if settings.tenant_mode == "host":
+            await scope["state"]["homeport"].admit(Tenant((b"somebody",)))
         raise _Reached
 
     answer: list[Message] = []
