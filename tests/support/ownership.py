@@ -11,6 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from homeport import Upstream
 from homeport.stores.base import StoreUnavailable
 from homeport.stores.memory import MemoryStore
 from homeport.stores.sql import SQLStore
