@@ -50,6 +50,3 @@ class LiteLLMAdapter(Adapter):
     def credential_headers(self) -> Sequence[str]:
         own = self._key_header()
         return (own.lower(), *_CREDENTIALS) if own else _CREDENTIALS
-
-    def serves_sockets(self) -> bool:
-        return False  # routed by its first frame, past every hook

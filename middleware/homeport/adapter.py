@@ -41,5 +41,8 @@ class Adapter:
         return ()
 
     def serves_sockets(self) -> bool:
-        """Whether the proxy pins the WebSocket of the Responses API; without, homeport refuses it."""
-        return True
+        """Whether the proxy serves the WebSocket of the Responses API where :attr:`Exchange.pin` says.
+
+        Without it homeport refuses the socket: a proxy that an integration has to steer may route it past the pin.
+        """
+        return False

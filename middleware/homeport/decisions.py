@@ -91,7 +91,9 @@ def decide(
         if isinstance(fact, Record):
             continue
         if not policy.tolerates(selector, fact, single_upstream=len(upstreams) == 1):
-            rejection = missing_state(selector.kind, selector.id, fact, in_path=selector.in_path)
+            rejection = missing_state(
+                selector.kind, selector.id, fact, in_path=selector.in_path, injected=selector.injected
+            )
             return Reject(rejection, target if isinstance(target, Upstream) else None)
     if isinstance(target, Rejection):
         return Reject(target)

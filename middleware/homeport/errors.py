@@ -326,15 +326,20 @@ def ambiguous(what: str, *, param: str | None = None) -> Rejected:
     return Rejected(reject(Reason.AMBIGUOUS_SELECTOR, message=text, param=param))
 
 
-def missing_state(kind: Kind, opaque_id: str, reason: Reason, *, in_path: bool) -> Rejection:
+def missing_state(kind: Kind, opaque_id: str, reason: Reason, *, in_path: bool, injected: bool = False) -> Rejection:
     """The official answer for state that does not exist, also given for another tenant's state.
 
-    ``reason`` is MISSING, EXPIRED or DELETED; only EXPIRED has another text, so that an owner learns why.
+    ``reason`` is MISSING, EXPIRED or DELETED; only EXPIRED has another text, so that an owner learns why. ``injected``:
+    the response that a ``response.inject`` names.
     """
     gone = "has expired" if reason is Reason.EXPIRED else "not found"
     match kind:
         case Kind.RESPONSE if in_path:
             return Rejection(reason, 404, None, f"Response with id '{opaque_id}' {gone}.")
+        case Kind.RESPONSE if injected:
+            return Rejection(
+                reason, 400, "response_not_found", f"Response with id '{opaque_id}' {gone}.", "response_id"
+            )
         case Kind.RESPONSE:
             return Rejection(
                 reason,

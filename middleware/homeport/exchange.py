@@ -52,6 +52,9 @@ class Port(Protocol):
     def operation(self) -> Operation: ...
 
     @property
+    def stream_id(self) -> str | None: ...
+
+    @property
     def selectors(self) -> tuple[Selector, ...]: ...
 
     @property
@@ -93,6 +96,11 @@ class Exchange:
         return self._port.operation
 
     @property
+    def stream_id(self) -> str | None:
+        """The lane that the last message of a WebSocket names; None for none."""
+        return self._port.stream_id
+
+    @property
     def selectors(self) -> tuple[Selector, ...]:
         """The state that the request refers to, as it was read from its path and body."""
         return self._port.selectors
@@ -112,6 +120,8 @@ class Exchange:
 
     async def admit(self, tenant: Tenant, adopt: Adopt | None = None) -> None:
         """Supply the tenant in mode ``host``: looks up and decides now, and sets :attr:`pin`.
+
+        On a WebSocket that comes with each of its messages; call it before the first one is asked for.
 
         The same tenant again is no news. ``adopt`` is asked about selectors of which nothing is known, nothing that
         expired or was deleted, and what it says is recorded. Raises :class:`homeport.Rejected`; whatever the app makes

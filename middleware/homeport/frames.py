@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from homeport.errors import Reason, Rejected, Rejection, ambiguous, reject
+from homeport.errors import Reason, Rejected, ambiguous, reject
 from homeport.keys import Kind
+from homeport.observation import ObservedEvent, observe_event
 from homeport.operations import Operation
 from homeport.selectors import Inspected, Selector, id_member, inspect_members, text_member, top_level
+from homeport.sse import Event
 
-__all__ = ["Frame", "inspect_frame", "lane_of", "missing_in_frame"]
+__all__ = ["Frame", "Heard", "hear", "inspect_frame", "lane_of"]
 
 _KNOWN = frozenset({"type", "stream_id", "response_id", "response"})
 _OPERATIONS: Mapping[str, Operation] = {
@@ -21,6 +23,7 @@ _OPERATIONS: Mapping[str, Operation] = {
     "response.steer": Operation.STEER,
     "response.inject": Operation.INJECT,
 }
+_ERROR = re.compile(rb'"type"\s*:\s*"error"')
 _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 _BAD_LANE = "Invalid 'stream_id': expected at most 256 letters, digits, underscores, dots or dashes."
 _UNKNOWN = "This gateway does not forward WebSocket messages of this type: it cannot tell what they refer to."
@@ -35,11 +38,21 @@ class Frame:
     stream_id: str | None = field(default=None, repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One message of the server's: what it shows of a response, or that one was ``refused``, and on which lane."""
+
+    found: ObservedEvent | None = None
+    refused: bool = False
+    stream_id: str | None = field(default=None, repr=False)
+
+
 class _Lane(msgspec.Struct):
     stream_id: msgspec.Raw = msgspec.Raw()
 
 
 _lanes = msgspec.json.Decoder(_Lane)
+_NOTHING = Heard()
 
 
 def inspect_frame(data: bytes, *, max_selectors: int) -> Frame:
@@ -61,8 +74,15 @@ def inspect_frame(data: bytes, *, max_selectors: int) -> Frame:
     request = inspect_members(operation, top, max_selectors=max_selectors)
     injected = id_member("response_id", top) if operation is Operation.INJECT else None
     if injected is not None:
-        request = replace(request, selectors=(Selector(Kind.RESPONSE, injected), *request.selectors))
+        request = replace(request, selectors=(Selector(Kind.RESPONSE, injected, injected=True), *request.selectors))
     return Frame(operation, request, stream_id)
+
+
+def hear(data: bytes) -> Heard:
+    """What the server's message ``data`` shows; nothing is wrong with one that is no JSON."""
+    found = observe_event(Event(data, data=data))
+    refused = found is None and _ERROR.search(data) is not None
+    return Heard(found, refused, lane_of(data)) if found is not None or refused else _NOTHING
 
 
 def lane_of(data: bytes | str) -> str | None:
@@ -73,11 +93,3 @@ def lane_of(data: bytes | str) -> str | None:
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
     return named if _STREAM_ID.fullmatch(named) else None
-
-
-def missing_in_frame(rejection: Rejection, operation: Operation) -> Rejection:
-    """``rejection`` in the words that the operation has for state that is not there."""
-    if operation is not Operation.INJECT or rejection.code != "previous_response_not_found":
-        return rejection
-    message = rejection.message.replace("Previous response", "Response", 1)
-    return replace(rejection, code="response_not_found", message=message, param="response_id")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Message, Scope
 
 from homeport import telemetry
 from homeport.adapter import Adapter
@@ -112,6 +112,19 @@ class Gate:
         """``scope`` for the app: with the exchange in its state, and without headers that only we may set."""
         kept = [(k, v) for k, v in headers if k.lower().replace(b"_", b"-") not in self.stripped]
         return {**scope, "headers": kept, "state": {**(scope.get("state") or {}), "homeport": exchange}}
+
+    def report_in(self, message: Message) -> str | None:
+        """Who serves, as an app that speaks headers says in ``message``, a start or an accept."""
+        name = (self.settings.served_by_header or "").lower().encode()
+        values = [v for k, v in message.get("headers", ()) if k.lower() == name]
+        return values[-1].decode("latin-1") if values else None
+
+    def without_report(self, message: Message) -> Message:
+        """``message`` for the client: without that report, unless ``HOMEPORT_EXPOSE_SERVED_BY``."""
+        if not self.settings.served_by_header or self.settings.expose_served_by:
+            return message
+        name = self.settings.served_by_header.lower().encode()
+        return {**message, "headers": [(k, v) for k, v in message.get("headers", ()) if k.lower() != name]}
 
     @staticmethod
     def count(operation: Operation, outcome: str) -> None:

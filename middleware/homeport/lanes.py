@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -10,7 +11,7 @@ from cachetools import LRUCache
 from homeport.gate import Gate
 from homeport.keys import Kind, Tenant
 from homeport.ledger import Ledger
-from homeport.observation import Observed, ObservedEvent
+from homeport.observation import ObservedEvent, Turns
 from homeport.operations import Operation
 from homeport.records import Record
 from homeport.selectors import Inspected, Selector
@@ -26,11 +27,16 @@ _ByLane: TypeAlias = "LRUCache[str | None, _Lane]"
 
 @dataclass(slots=True)
 class _Lane:
-    """Responses that come one after the other. ``request`` is the last create: what an answer does not say, it did."""
+    """Responses that come one after the other, in the order of the creates that wait for theirs."""
 
-    request: Inspected = field(default_factory=Inspected)
-    response_id: str | None = None
-    items: Observed = field(default_factory=Observed)
+    asked: deque[Inspected] = field(default_factory=lambda: deque(maxlen=_MAX_LANES))
+    request: Inspected = field(default_factory=Inspected)  # of the latest response: what that does not say, it did
+    turns: Turns = field(default_factory=Turns)
+
+    def begin(self) -> None:
+        """A response begins: the next one that was asked for, if it is not one that steering starts."""
+        if self.asked:
+            self.request = self.asked.popleft()
 
 
 class Lanes:
@@ -49,7 +55,13 @@ class Lanes:
 
     def create(self, stream_id: str | None, request: Inspected) -> None:
         """A client asked for a response on the lane ``stream_id``."""
-        self._lane(stream_id).request = request
+        self._lane(stream_id).asked.append(request)
+
+    def failed(self, stream_id: str | None) -> None:
+        """The server answered with an error: where no response is under way, one that was asked for will not come."""
+        lane = self._lane(stream_id)
+        if lane.asked and not lane.turns.open:
+            lane.asked.popleft()
 
     def known(self, request: Inspected) -> dict[Selector, Record]:
         """What of that which ``request`` refers to only this socket knows: its owner is who is at the other end."""
@@ -64,29 +76,25 @@ class Lanes:
 
     async def record(self, found: ObservedEvent, stream_id: str | None, tenant: Tenant) -> None:
         """Make durable what an event shows before it goes out; pins the socket. Raises :class:`Rejected`."""
-        lane, observed = self._lane(stream_id), found.observed
-        if found.terminal:
-            observed.id = observed.id or lane.response_id
-            observed.add(lane.items)
-            lane.items = Observed()
-        elif observed.id is None:
-            lane.items.add(observed)  # a finished item
+        lane = self._lane(stream_id)
+        if found.observed.id is not None and not lane.turns.shown(found.observed.id):
+            lane.begin()
+        taken = lane.turns.take(found)
+        if taken is None or taken.observed.empty:
             return
-        lane.response_id = observed.id
-        if observed.empty:
-            return
+        observed = taken.observed
         owner = self._service.owner(observed.id)
         if owner is None or not owner.stateful:
             self._gate.count(Operation.CREATE, "not_owned")
             return
-        ledger = self._under_way.pop(observed.id or "", None) or self._gate.ledger(
-            Operation.CREATE, tenant, lane.request
-        )
-        await (ledger.final if found.terminal else ledger.pending)(observed, owner)
+        ledger = self._under_way.pop(observed.id or "", None)
+        if ledger is None:
+            ledger = self._gate.ledger(Operation.CREATE, tenant, lane.request)
+        await (ledger.final if taken.terminal else ledger.pending)(observed, owner)
         self._service.pin = self._service.pin or owner
         if observed.id is None:
             return
-        if not found.terminal:
+        if not taken.terminal:
             self._under_way[observed.id] = ledger
         if not ledger.keeps(observed):
             self._local[self._plain(Selector(Kind.RESPONSE, observed.id))] = None

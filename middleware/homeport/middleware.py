@@ -51,6 +51,7 @@ class ContinuationMiddleware:
             store = make_store(settings.database_url, pool_size=settings.pool_size, listen_url=settings.listen_url)
         self.state = State(store, keyring, settings)
         self._matcher = OperationMatcher(settings.path_prefixes)
+        self._sockets = adapter is None or adapter.serves_sockets()
         adapter = adapter or Adapter()
         tenants = TenantPolicy(settings, precedence=adapter.credential_headers)
         ours = {settings.pin_header.lower().encode()} if settings.pin_header else set()
@@ -135,12 +136,13 @@ class ContinuationMiddleware:
             match = _ALIEN
         if match is None or (self._settings.mode == "observe" and match.operation is not Operation.CREATE):
             await self.app(scope, receive, send)
-        elif match.operation is Operation.CREATE and self._gate.adapter.serves_sockets():
+        elif match.operation is Operation.CREATE and self._sockets:
             await SocketResponder(self._gate, scope, receive, send).run()
         else:
             # Nobody knows what is said on it. 426 makes clients use HTTP.
             await receive()
             refused = reject(Reason.WEBSOCKET_UNSUPPORTED)
+            self._gate.count(match.operation, refused.reason.value)
             await deny(scope, send, refused, retryable_status=self._settings.retryable_status)
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
@@ -17,11 +17,23 @@ import msgspec
 from homeport.records import Progress, progress_of
 from homeport.sse import Event, EventTooLarge, Framer, blocks, read
 
-__all__ = ["Observed", "ObservedEvent", "observe_event", "observe_json", "observe_stream", "without_large"]
+__all__ = [
+    "LARGE_RESPONSE",
+    "Observed",
+    "ObservedEvent",
+    "Turns",
+    "observe_event",
+    "observe_json",
+    "observe_stream",
+    "shown_of",
+]
+
+LARGE_RESPONSE = 1 << 16  # bytes; what is longer is read in a thread, so that other streams keep their latency
 
 
 # Far more than are recorded of one answer, and no more than can be looked at without being noticed.
 _MAX_ITEMS = 1 << 13
+_MAX_OPEN = 64  # responses under way at once in one stream; the API has 32 named lanes on a whole socket
 
 
 @dataclass(slots=True)
@@ -61,17 +73,87 @@ class Observed:
 
 @dataclass(slots=True)
 class ObservedEvent:
-    """An event that matters: it carries a response, ends one (``terminal``), or finishes an item (no id)."""
+    """An event that matters: it carries a response, ends one (``terminal``), or finishes an item (no id).
+
+    ``view`` is the response object as it came. ``shown``, which :class:`Turns` sets, says that the client has seen the
+    id of the response in an earlier event.
+    """
 
     observed: Observed
     terminal: bool
     sequence_number: int
     view: memoryview | None = field(default=None, repr=False)
+    shown: bool = False
 
     @property
     def response(self) -> bytes | None:
         """The response object as it came, copied."""
         return None if self.view is None else bytes(self.view)
+
+
+class Turns:
+    """Which response each event of one stream belongs to.
+
+    A finished item belongs to the terminal event that follows it. A terminal without an id ends the response that began
+    last of those under way; if none is, the last one there was. Of more than 64 under way the oldest is given up.
+
+    ``open`` are the ids of those under way, in the order in which they began. ``ended`` says that the stream has come
+    to its end, as far as can be told: none is under way, or the one that began last has ended, for a response that was
+    given up for a later one never ends by itself.
+    """
+
+    __slots__ = ("_items", "_last", "ended", "open")
+
+    def __init__(self) -> None:
+        self.open: dict[str, None] = {}
+        self._last: str | None = None
+        self._items = Observed()
+        self.ended = False
+
+    @property
+    def latest(self) -> str | None:
+        """The id of the response that a terminal without one ends."""
+        return next(reversed(self.open), self._last)
+
+    def shown(self, response_id: str | None) -> bool:
+        """Whether this response is under way, so that the client has seen its id."""
+        return response_id in self.open
+
+    def take(self, event: ObservedEvent) -> ObservedEvent | None:
+        """``event`` as one of its response; None for a finished item, which is kept.
+
+        A terminal comes back with its id and with the items that were kept: its ``observed`` is changed for that.
+        """
+        observed = event.observed
+        if event.terminal:
+            observed.id = observed.id or self.latest
+            observed.add(self._items)
+            self._items = Observed()
+            shown = self.shown(observed.id)
+            self._end(observed.id)
+        elif observed.id is None:
+            self._items.add(observed)
+            return None
+        else:
+            self._items.add(observed)  # those of a snapshot, or of an event that names its response too
+            shown = self.shown(observed.id)
+            self._begin(observed.id)
+        return replace(event, shown=shown)
+
+    def _begin(self, response_id: str) -> None:
+        if response_id in self.open:
+            return
+        if len(self.open) >= _MAX_OPEN:
+            del self.open[next(iter(self.open))]
+        self.open[response_id] = None
+        self._last = response_id
+        self.ended = False
+
+    def _end(self, response_id: str | None) -> None:
+        if not self.open:
+            self._last = response_id
+        self.open.pop(response_id or "", None)
+        self.ended = not self.open or response_id == self._last
 
 
 _NOTHING = msgspec.Raw()  # a Raw that may be None would take nothing but null
@@ -171,9 +253,8 @@ def observe_event(event: Event) -> ObservedEvent | None:
 
 def observe_stream(text: memoryview, max_event_bytes: int) -> list[ObservedEvent] | None:
     """What the events in ``text`` say that begin or end a response; None if there is none that matters."""
+    turns = Turns()
     seen: list[ObservedEvent] = []
-    items = Observed()
-    latest: str | None = None
     anything = False
     try:
         for event in _framed(text, max_event_bytes):
@@ -181,16 +262,8 @@ def observe_stream(text: memoryview, max_event_bytes: int) -> list[ObservedEvent
             if found is None:
                 continue
             anything = True
-            observed = found.observed
-            if found.terminal:
-                observed.id = observed.id or latest
-                observed.add(items)
-                items = Observed()
-            elif observed.id is None:
-                items.add(observed)
-                continue
-            latest = observed.id
-            seen.append(ObservedEvent(observed, found.terminal, found.sequence_number))
+            if (found := turns.take(found)) is not None:
+                seen.append(replace(found, view=None))  # a view would keep all of the text
     except EventTooLarge:
         return None
     return seen if anything else None
@@ -203,11 +276,14 @@ def _framed(text: memoryview, max_event_bytes: int) -> Iterator[Event]:
     yield from framer.close()
 
 
-def without_large(response: memoryview) -> bytes | None:
-    """A response object without its large members, for those to be told of it who will not get it; None if unreadable.
+def shown_of(response: memoryview | None) -> bytes | None:
+    """The response object for those to be told of it who will not get it; None if there is none or it is unreadable.
 
-    The object is not made: one of 60 MiB takes a second and a gigabyte.
+    One of more than :data:`LARGE_RESPONSE` bytes comes without its large members, and takes a thread: one of 60 MiB, if
+    it were made, a second and a gigabyte.
     """
+    if response is None or len(response) <= LARGE_RESPONSE:
+        return None if response is None else bytes(response)
     try:
         members = msgspec.json.decode(response, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

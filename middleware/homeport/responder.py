@@ -161,7 +161,7 @@ class Responder:
                 if self._rejection is None:
                     self._outlet.end_app(0)  # nobody will see what it still does, and a provider may be paid for it
                 return
-            await self._answer.start(self._without_served_by(message))
+            await self._answer.start(self._gate.without_report(message))
         elif kind == "http.response.body" and self._answer is not None:
             await self._answer.body(message)
         else:
@@ -203,21 +203,13 @@ class Responder:
 
     def _read_served_by(self, message: Message) -> bool:
         """Take the report of an app that speaks headers; False if it names an upstream that is not known."""
-        name = self._settings.served_by_header
-        values = header_values(message, name.lower().encode()) if name else []
-        if values:
+        name = self._gate.report_in(message) if self._settings.served_by_header else None
+        if name is not None:
             try:
-                self.report(values[-1].decode("latin-1"))
+                self.report(name)
             except LookupError:
                 return False
         return True
-
-    def _without_served_by(self, message: Message) -> Message:
-        name = self._settings.served_by_header
-        if not name or self._settings.expose_served_by:
-            return message
-        lowered = name.lower().encode()
-        return {**message, "headers": [(k, v) for k, v in message.get("headers", ()) if k.lower() != lowered]}
 
     async def _conclude(self, fault: Exception | None) -> None:
         """The app is over: tell the client what it has not been told. Raises ``fault`` unless it was our doing."""
@@ -253,6 +245,10 @@ class Responder:
     @property
     def operation(self) -> Operation:
         return self._match.operation
+
+    @property
+    def stream_id(self) -> str | None:
+        return None
 
     @property
     def selectors(self) -> tuple[Selector, ...]:

@@ -45,12 +45,16 @@ _CONTENT_OF = {"reasoning": "encrypted_content", "compaction": "encrypted_conten
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """One reference. A ``hard`` one must be known; a soft one only pins when it is. ``id`` is never shown."""
+    """One reference. A ``hard`` one must be known; a soft one only pins when it is. ``id`` is never shown.
+
+    ``in_path`` and ``injected`` (by a WebSocket's ``response.inject``) have their own words for what is missing.
+    """
 
     kind: Kind
     id: str = field(repr=False)
     hard: bool = True
     in_path: bool = False
+    injected: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,8 @@ class Service:
             known = self._known(upstream)
             if known is None:
                 raise LookupError("served_by() was given an upstream that is not in the directory")
-        self._reports.append(known)
+        if not self._reports or known != self._reports[-1]:
+            self._reports.append(known)
 
     def check_pin(self) -> None:
         """Raises :class:`Rejected` if the last report is not the pin."""

@@ -16,7 +16,7 @@ from homeport import telemetry
 from homeport.answers import Recorder, header_values
 from homeport.bodies import CodingError, StreamDecoder
 from homeport.errors import Reason, Rejected, Rejection, failed_event
-from homeport.observation import Observed, ObservedEvent, observe_event, without_large
+from homeport.observation import LARGE_RESPONSE, ObservedEvent, Turns, observe_event, shown_of
 from homeport.outlet import Outlet
 from homeport.settings import Settings
 from homeport.sse import Event, EventTooLarge, Framer, blocks, read
@@ -54,10 +54,7 @@ class StreamedAnswer:
         self._coded_bytes = 0
         self._ready = bytearray()  # events that may go out
         self._head: Message | None = None
-        self._items = Observed()  # finished items of the response that is under way
-        self._open: set[str] = set()
-        self._latest: str | None = None
-        self._all_ended = False
+        self._turns = Turns()
         self._lingers: float | None = None
         self._last: bytes | bytearray = b""
         self._named = False
@@ -174,7 +171,7 @@ class StreamedAnswer:
                 await self._put(event.raw)
             if event.data:
                 self._last = event.raw if len(event.raw) < _LARGE else event.raw[:_SLICE] + event.raw[-_SLICE:]
-                if self._all_ended:
+                if self._turns.ended:
                     self._lingers = self._linger
             if not count % _TURN_EVENTS:
                 await self._pause()
@@ -199,37 +196,26 @@ class StreamedAnswer:
             return None
         return observe_event(event)
 
-    async def _commit(self, event: ObservedEvent) -> None:
-        observed = event.observed
-        self._next_sequence = event.sequence_number
-        if event.terminal:
-            observed.id = observed.id or self._latest
-            await self._end(observed, event.view)
-        elif observed.id is None:
-            # A finished item: complete here, though some servers leave `output` empty at the end.
-            self._items.add(observed)
+    async def _commit(self, found: ObservedEvent) -> None:
+        self._next_sequence = found.sequence_number
+        event = self._turns.take(found)
+        if event is None:
+            pass  # a finished item
+        elif event.terminal:
+            await self._end(event)
         else:
-            if observed.id not in self._open:
-                self._open.add(observed.id)
-                self._latest = observed.id
-                self._all_ended = False
+            if not event.shown:
                 self._lingers = None
                 self._outlet.end_app(None)
-            await self._recorder.pending(observed)
-        self._next_sequence = event.sequence_number + 1
+            await self._recorder.pending(event.observed)
+        self._next_sequence = found.sequence_number + 1
 
-    async def _end(self, observed: Observed, response: memoryview | None) -> None:
-        observed.add(self._items)
-        self._items = Observed()
+    async def _end(self, event: ObservedEvent) -> None:
         try:
-            await self._hold(self._recorder.final(observed))
+            await self._hold(self._recorder.final(event.observed))
         except Rejected as rejected:
-            await self._fail(rejected.rejection, response)
-            return
-        self._open.discard(observed.id or "")
-        # A response that was given up for a later one never ends by itself.
-        self._all_ended = not self._open or observed.id == self._latest
-        self._latest = self._latest or observed.id
+            # The object shows an id: to be told only to those who know it.
+            await self._fail(rejected.rejection, event.view if event.shown else None)
 
     async def _hold(self, commit: Coroutine[Any, Any, None]) -> None:
         """Wait for the final commit; comments, which every client skips, keep the connection alive."""
@@ -285,9 +271,7 @@ class StreamedAnswer:
         elif self._decoder is not None or self._opaque:
             self._outlet.abort()
         else:
-            shown: bytes | None = None
-            if response is not None:
-                large = len(response) > _LARGE
-                shown = await asyncio.to_thread(without_large, response) if large else bytes(response)
+            large = response is not None and len(response) > LARGE_RESPONSE
+            shown = await asyncio.to_thread(shown_of, response) if large else shown_of(response)
             number, named = self._next_sequence, self._named
             await self._outlet.finish(failed_event(rejection, response=shown, sequence_number=number, named=named))

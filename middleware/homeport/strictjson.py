@@ -9,7 +9,6 @@ trailing bytes by itself, but not invalid UTF-8 inside of skipped values, hence 
 from __future__ import annotations
 
 import re
-import threading
 import unicodedata
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
@@ -26,12 +25,10 @@ __all__ = [
     "Invalid",
     "Members",
     "NotAnObject",
+    "Reader",
     "TooMany",
-    "array",
-    "begin",
     "check_text",
     "fold",
-    "members",
 ]
 
 
@@ -72,23 +69,10 @@ class _Key(str):
 Members: TypeAlias = dict[str, msgspec.Raw]
 """The members of one object, their values undecoded."""
 
-_seen = threading.local()  # large bodies are inspected in threads
+# Made once: of a type as it is written, a decoder takes three times as long to make.
+_OBJECT = dict[_Key, msgspec.Raw]
+_ARRAY = list[dict[_Key, msgspec.Raw]]
 
-
-def begin() -> None:
-    """A new body: what is counted from here on is counted for it."""
-    _seen.keys = 0
-
-
-def _count(_type: type, key: str) -> _Key:
-    _seen.keys += 1
-    if _seen.keys > MAX_KEYS:
-        raise TooMany
-    return _Key(key)
-
-
-_object = msgspec.json.Decoder(dict[_Key, msgspec.Raw], dec_hook=_count)
-_array = msgspec.json.Decoder(list[dict[_Key, msgspec.Raw]], dec_hook=_count)
 _EMPTY = re.compile(rb"\{[ \t\n\r]*+\}")
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _SEPARATORS = re.compile(r"[\W_]+")
@@ -116,41 +100,67 @@ def fold(name: str) -> str:
     return _SEPARATORS.sub("", name.casefold())
 
 
-def members(data: bytes | msgspec.Raw, known: AbstractSet[str]) -> Members:
-    """The members of the one object in ``data``.
+class _Count:
+    """Counts keys. Apart from the reader, so that reader and decoders are no cycle."""
 
-    Raises :class:`Invalid` or :class:`Ambiguous`; ``known`` are the keys that matter, in lower case. Another one that
-    folds to one of them is ambiguous, and so is one with a NUL or of more than ``MAX_NAME`` characters.
-    """
-    before = _seen.keys
-    try:
-        found = cast(Members, _object.decode(data))
-    except msgspec.ValidationError as error:
-        raise _unless_too_many(error, Invalid("not a JSON object")) from None
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        raise Invalid("not a JSON object") from None
-    _check([found], known, _seen.keys - before)
-    return found
+    __slots__ = ("keys",)
+
+    def __init__(self, keys: int) -> None:
+        self.keys = keys
+
+    def key(self, _type: type, key: str) -> _Key:
+        self.keys += 1
+        if self.keys > MAX_KEYS:
+            raise TooMany
+        return _Key(key)
 
 
-def array(data: bytes | msgspec.Raw, known: AbstractSet[str]) -> list[Members]:
-    """The elements of the array in ``data``, which must be objects.
+class Reader:
+    """Reads the objects of one body, whose keys it counts. ``counted`` are those that were read of it before."""
 
-    Raises :class:`NotAnObject` for any other element, else as :func:`members`.
-    """
-    if _many_empty(memoryview(data)) and (
-        len(memoryview(data)) > _COUNTED_BYTES or _many_empty(_TEXT.sub(b"", memoryview(data)))
-    ):
-        raise TooMany("empty objects")
-    before = _seen.keys
-    try:
-        found = cast("list[Members]", _array.decode(data))
-    except msgspec.ValidationError as error:
-        raise _unless_too_many(error, NotAnObject("not an array of objects")) from None
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        raise Invalid("not a JSON array") from None
-    _check(found, known, _seen.keys - before)
-    return found
+    __slots__ = ("_count", "_object")
+
+    def __init__(self, counted: int = 0) -> None:
+        self._count = _Count(counted)
+        self._object: msgspec.json.Decoder[dict[_Key, msgspec.Raw]] | None = None  # many bodies hold no inner one
+
+    def members(self, data: bytes | msgspec.Raw, known: AbstractSet[str]) -> Members:
+        """The members of the one object in ``data``.
+
+        Raises :class:`Invalid`, :class:`TooMany` or :class:`Ambiguous`; ``known`` are the keys that matter, in lower
+        case. Another one that folds to one of them is ambiguous, and so is one with a NUL or of more than ``MAX_NAME``
+        characters.
+        """
+        if self._object is None:
+            self._object = msgspec.json.Decoder(_OBJECT, dec_hook=self._count.key)
+        before = self._count.keys
+        try:
+            found = cast(Members, self._object.decode(data))
+        except msgspec.ValidationError as error:
+            raise _unless_too_many(error, Invalid("not a JSON object")) from None
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            raise Invalid("not a JSON object") from None
+        _check([found], known, self._count.keys - before)
+        return found
+
+    def array(self, data: bytes | msgspec.Raw, known: AbstractSet[str]) -> list[Members]:
+        """The elements of the array in ``data``, which must be objects.
+
+        Raises :class:`NotAnObject` for any other element, else as :meth:`members`.
+        """
+        if _many_empty(memoryview(data)) and (
+            len(memoryview(data)) > _COUNTED_BYTES or _many_empty(_TEXT.sub(b"", memoryview(data)))
+        ):
+            raise TooMany("empty objects")
+        before = self._count.keys
+        try:
+            found = cast("list[Members]", msgspec.json.decode(data, type=_ARRAY, dec_hook=self._count.key))
+        except msgspec.ValidationError as error:
+            raise _unless_too_many(error, NotAnObject("not an array of objects")) from None
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            raise Invalid("not a JSON array") from None
+        _check(found, known, self._count.keys - before)
+        return found
 
 
 def _unless_too_many(error: msgspec.ValidationError, otherwise: ValueError) -> ValueError:

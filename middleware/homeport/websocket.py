@@ -8,31 +8,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from enum import Enum
+from typing import TypeVar
 
 from starlette.types import Message, Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
 
 from homeport import telemetry
 from homeport.decisions import Pin, Reject
-from homeport.errors import Reason, Rejected, Rejection, error_frame, failed_frame, reject
+from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, error_frame, failed_frame, reject
 from homeport.exchange import Adopt, Exchange, exchange_scope
-from homeport.frames import Frame, inspect_frame, lane_of, missing_in_frame
+from homeport.frames import Frame, Heard, hear, inspect_frame, lane_of
 from homeport.gate import Gate
 from homeport.keys import Tenant
 from homeport.lanes import Lanes
-from homeport.observation import ObservedEvent, observe_event
+from homeport.observation import ObservedEvent, shown_of
 from homeport.operations import Operation
 from homeport.selectors import Inspected, Selector
 from homeport.service import Service
-from homeport.sse import Event
 from homeport.upstreams import Upstream
 
 __all__ = ["SocketResponder", "deny"]
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 _logger = logging.getLogger("homeport")
 
 _INLINE_BYTES = 1 << 15  # larger frames are read in a thread, so that other streams keep their latency
 
+_NOTHING = Heard()
 _POLICY_VIOLATION, _INTERNAL_ERROR, _NORMAL = 1008, 1011, 1000
 
 _ELSEWHERE = (
@@ -41,6 +47,7 @@ _ELSEWHERE = (
 )
 _OTHER_MODEL = "The upstream that this WebSocket is connected to does not serve the model. Open a new connection."
 _NOT_TEXT = "WebSocket messages must be text: JSON in UTF-8."
+_UNKNOWN_UPSTREAM = "The application named an upstream that is not known."
 _NOT_ADMITTED = "The application did not call exchange.admit()."
 
 
@@ -69,6 +76,8 @@ class SocketResponder:
         self._routed = Frame(Operation.CREATE, Inspected())  # the last one that went to the app
         self._lanes = Lanes(gate, self._service)
         self._sending = asyncio.Lock()
+        self._blind = False  # mode observe, and nobody knows whose socket it is
+        self._noted: list[tuple[bytes, bytes]] = []
         self._cut = False  # closed by us: what the app makes of that is no fault of its own
         self.tenant: Tenant | None = None
 
@@ -81,10 +90,10 @@ class SocketResponder:
         try:
             await self._prepare()
         except Rejected as rejected:
-            self._count(Operation.CREATE, rejected.rejection)
             if self._gate.enforces:
                 await self._deny(rejected.rejection)
                 return
+            self._note(rejected.rejection)
         telemetry.open_sockets.add(1)
         fault: Exception | None = None
         try:
@@ -107,8 +116,9 @@ class SocketResponder:
             self.tenant = self._gate.tenant_of(self._scope, self._headers, b"")
 
     async def _conclude(self, fault: Exception | None) -> None:
+        """The app is over: tell the client what it has not been told. Raises ``fault`` unless it was our doing."""
         told = self._rejection or (fault.rejection if isinstance(fault, Rejected) else None)
-        if self._cut:
+        if self._cut and isinstance(fault, (OSError, WebSocketDisconnect, Rejected)):
             return
         match self._phase:
             case _Phase.CONNECTING if told is not None:
@@ -144,33 +154,35 @@ class SocketResponder:
                 return {"type": "websocket.receive", "text": message["text"]} if self._gate.enforces else message
 
     async def _lets_through(self, message: Message) -> bool:
-        operation = Operation.CREATE
+        if self._blind:
+            return True
         text = message.get("text") or ""
-        data = text.encode("utf-8", "surrogatepass")
+        operation = Operation.CREATE
         try:
-            self._check(message, data)
-            frame = await self._inspect(data)
+            self._check(message)
+            frame = await _aside(len(text), self._inspect, text)
             operation = frame.operation
             await self._route(frame)
         except Rejected as rejected:
             self._count(operation, rejected.rejection)
             if not self._gate.enforces:
                 return True
-            await self._refuse(missing_in_frame(rejected.rejection, operation), lane_of(data))
+            too_large = rejected.rejection.reason is Reason.REQUEST_TOO_LARGE
+            await self._refuse(rejected.rejection, None if too_large else await _aside(len(text), lane_of, text))
             return False
         return True
 
-    def _check(self, message: Message, data: bytes) -> None:
+    def _check(self, message: Message) -> None:
         if message.get("text") is None:
             raise Rejected(reject(Reason.UNSUPPORTED_ENCODING, message=_NOT_TEXT))
-        if len(data) > self._gate.settings.max_request_bytes:
+        if len(message["text"]) > self._gate.settings.max_request_bytes:
             raise Rejected.because(Reason.REQUEST_TOO_LARGE)
 
-    async def _inspect(self, data: bytes) -> Frame:
-        limit = self._gate.settings.max_selectors
-        if len(data) > _INLINE_BYTES:
-            return await asyncio.to_thread(inspect_frame, data, max_selectors=limit)
-        return inspect_frame(data, max_selectors=limit)
+    def _inspect(self, text: str) -> Frame:
+        data = text.encode("utf-8", "surrogatepass")
+        if len(data) > self._gate.settings.max_request_bytes:
+            raise Rejected.because(Reason.REQUEST_TOO_LARGE)
+        return inspect_frame(data, max_selectors=self._gate.settings.max_selectors)
 
     async def _route(self, frame: Frame) -> None:
         """Look up and decide. Raises :class:`Rejected`."""
@@ -180,7 +192,8 @@ class SocketResponder:
             ledger, self._service.upstreams, known=self._lanes.known(frame.request), adopt=self._adopt
         )
         if isinstance(decision, Reject):
-            self._service.pin = self._service.pin or decision.known
+            if not self._gate.enforces:  # it is routed all the same
+                self._service.pin = self._service.pin or decision.known
             raise Rejected(decision.rejection)
         bound = self._service.pin or self._service.latest
         if isinstance(decision, Pin):
@@ -225,26 +238,29 @@ class SocketResponder:
         return self._rejection is not None or (not self._heard and message.get("code", _NORMAL) == _NORMAL)
 
     async def _accept(self, message: Message) -> None:
-        name = self._gate.settings.served_by_header
-        headers = message.get("headers", ())
-        if name:
-            lowered = name.lower().encode()
-            reports = [v for k, v in headers if k.lower() == lowered]
-            if reports:
-                self.report(reports[-1].decode("latin-1"))
-            if not self._gate.settings.expose_served_by:
-                message = {**message, "headers": [(k, v) for k, v in headers if k.lower() != lowered]}
+        name = self._gate.report_in(message) if self._gate.settings.served_by_header else None
+        try:
+            if name is not None:
+                self.report(name)
+        except LookupError:
+            self.refuse(reject(Reason.INTEGRATION_FAULT, message=_UNKNOWN_UPSTREAM))
+        message = self._gate.without_report(message)
+        if self._noted:
+            message = {**message, "headers": [*message.get("headers", ()), *self._noted]}
         self._phase = _Phase.OPEN
         await self._send(message)
 
     async def _say(self, message: Message) -> None:
         text = message.get("text")
-        data = message.get("bytes") or b"" if text is None else text.encode()
-        found = await self._observe(data)
-        if found is None:
-            await self._send(message)
-            return
-        stream_id = lane_of(data)
+        size = len(message.get("bytes") or b"" if text is None else text)
+        heard = _NOTHING if self._blind else await _aside(size, _hear, message)
+        if heard.found is not None:
+            await self._record(heard.found, heard.stream_id)
+        elif heard.refused:
+            self._lanes.failed(heard.stream_id)
+        await self._send(message)
+
+    async def _record(self, found: ObservedEvent, stream_id: str | None) -> None:
         shown = self._lanes.shown(found.observed.id)
         try:
             await self._lanes.record(found, stream_id, self._admitted())
@@ -253,22 +269,16 @@ class SocketResponder:
             self._count(Operation.CREATE, rejected.rejection)
             if self._gate.enforces:
                 await self._fail(rejected.rejection, found, stream_id, shown=shown)
-        await self._send(message)
-
-    async def _observe(self, data: bytes) -> ObservedEvent | None:
-        event = Event(data, data=data)
-        if len(data) > _INLINE_BYTES:
-            return await asyncio.to_thread(observe_event, event)
-        return observe_event(event)
 
     async def _fail(self, rejection: Rejection, found: ObservedEvent, stream_id: str | None, *, shown: bool) -> None:
         """Say that a response is lost and end the socket: what follows on it could not be told apart.
 
         Raises ``OSError``, as a server does for a client that has gone.
         """
+        view = found.view if shown else None
         frame = failed_frame(
             rejection,
-            response=found.response if shown else None,
+            response=await _aside(len(view or b""), shown_of, view),
             sequence_number=found.sequence_number,
             stream_id=stream_id,
         )
@@ -287,7 +297,8 @@ class SocketResponder:
 
     async def _end(self, rejection: Rejection) -> None:
         """Refuse the message that the app is at, and end the socket: nobody knows what the app made of it."""
-        await self._refuse(rejection, self._routed.stream_id)
+        self._count(self.operation, rejection)
+        await self._refuse(rejection, self.stream_id)
         await self._close(_INTERNAL_ERROR)
 
     async def _close(self, code: int) -> None:
@@ -297,11 +308,18 @@ class SocketResponder:
 
     async def _deny(self, rejection: Rejection) -> None:
         self._phase = _Phase.OVER
+        self._count(Operation.CREATE, rejection)
         await deny(self._scope, self._send, rejection, retryable_status=self._gate.settings.retryable_status)
 
     def _count(self, operation: Operation, rejection: Rejection) -> None:
         prefix = "" if self._gate.enforces else "would-reject/"
         self._gate.count(operation, prefix + rejection.reason.value)
+
+    def _note(self, rejection: Rejection) -> None:
+        """Mode observe: without a tenant nothing is looked at, and the accept says why."""
+        self._blind = True
+        self._count(Operation.CREATE, rejection)
+        self._noted = [(OUTCOME_HEADER.encode(), f"would-reject/{rejection.reason.value}".encode())]
 
     # The port to the app (homeport.exchange.Port)
 
@@ -316,6 +334,10 @@ class SocketResponder:
     @property
     def operation(self) -> Operation:
         return self._routed.operation
+
+    @property
+    def stream_id(self) -> str | None:
+        return self._routed.stream_id
 
     @property
     def selectors(self) -> tuple[Selector, ...]:
@@ -337,10 +359,20 @@ class SocketResponder:
         self.tenant, self._adopt = tenant, adopt
 
     def refuse(self, rejection: Rejection) -> None:
-        self._count(self.operation, rejection)
         if self._gate.enforces:
             self._rejection = rejection
             raise Rejected(rejection)
+        self._count(self.operation, rejection)
+
+
+async def _aside(size: int, work: Callable[[_T], _R], argument: _T) -> _R:
+    """``work`` of ``argument``, in a thread where it is long."""
+    return await asyncio.to_thread(work, argument) if size > _INLINE_BYTES else work(argument)
+
+
+def _hear(message: Message) -> Heard:
+    text = message.get("text")
+    return hear(message.get("bytes") or b"" if text is None else text.encode("utf-8", "surrogatepass"))
 
 
 async def deny(scope: Scope, send: Send, rejection: Rejection, *, retryable_status: int | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from typing import Any
 
 import pytest
@@ -105,12 +106,14 @@ async def test_a_socket_on_any_other_path_of_ours_is_refused(path: str) -> None:
 
 
 async def test_a_proxy_that_cannot_be_pinned_has_no_socket() -> None:
-    class Alone(Adapter):
+    class Serving(Adapter):
         def serves_sockets(self) -> bool:
-            return False
+            return True
 
-    async with connect(mount(ScriptedSocket(), adapter=Alone())) as socket:
-        assert socket.denied[0] == 426
+    async with connect(mount(ScriptedSocket(), adapter=Adapter())) as socket:
+        assert socket.denied[0] == 426, "an integration has to say that it can"
+    async with connect(mount(ScriptedSocket(), adapter=Serving())) as socket:
+        assert socket.accepted
 
 
 async def test_other_paths_reach_the_app_untouched() -> None:
@@ -290,7 +293,7 @@ async def test_state_that_is_unknown_or_another_tenants_is_refused_alike_and_nev
         ({"type": "response.steer", "previous_response_id": "", "input": [{"id": "msg_?"}]}, (404, None)),
         ({"type": "response.inject", "response_id": "resp_?", "input": "x"}, (400, "response_not_found")),
         ({"type": "response.inject", "response_id": 1, "input": "x"}, (400, "invalid_type")),
-        ({"type": "response.inject", "previous_response_id": "resp_?"}, (400, "response_not_found")),
+        ({"type": "response.inject", "previous_response_id": "resp_?"}, (400, "previous_response_not_found")),
         (create(previous_response_id="a", conversation="b"), (400, "mutually_exclusive_parameters")),
         (create(previous_response_id=7), (400, "invalid_type")),
         (create(stream_id=7), (400, "invalid_type")),
@@ -509,7 +512,10 @@ async def test_mode_observe_refuses_nothing_and_records() -> None:
     assert app.frames == [json.dumps(f) for f in odd]
     assert await continues(store, "resp_1") == 200
     async with connect(mount(ScriptedSocket(), store, mode="observe"), headers=()) as socket:
-        assert socket.accepted, "without a tenant too"
+        assert socket.accepted is not None, "without a tenant too"
+        assert (b"x-homeport-outcome", b"would-reject/tenant_missing") in socket.accepted["headers"]
+        socket.send(create(previous_response_id="resp_?"))
+        await socket.until("response.completed")
 
 
 async def test_an_app_gets_nothing_but_what_was_inspected() -> None:
@@ -557,7 +563,7 @@ async def test_nothing_follows_a_response_that_was_lost() -> None:
                 await send({"type": "websocket.send", "text": json.dumps(event)})
             except OSError:
                 told.append(event["type"])
-        raise ZeroDivisionError
+        raise OSError
 
     async with connect(mount(stubborn, store)) as socket:
         socket.send(create())
@@ -680,3 +686,122 @@ async def test_what_was_deleted_elsewhere_is_gone_on_an_open_socket_too() -> Non
         await call(mount(ScriptedApp(respond(deleted)), store), "DELETE", "/v1/responses/resp_1")
         socket.send(create(previous_response_id="resp_1"))
         assert code(await socket.recv()) == (400, "previous_response_not_found")
+
+
+async def made_at_b(store: CountingStore, response_id: str = "resp_b") -> None:
+    await call(mount(ScriptedApp(respond(response(response_id), by=B)), store), "POST", "/v1/responses", {})
+
+
+async def test_a_message_that_was_refused_pins_nothing() -> None:
+    store = CountingStore()
+    await made_at_b(store)
+    half_known = create(previous_response_id="resp_b", input=[{"type": "item_reference", "id": "msg_?"}])
+    for mode, by in (("enforce", A), ("observe", B)):
+        app = ScriptedSocket(by=by)
+        async with connect(mount(app, store, mode=mode)) as socket:
+            socket.send(half_known)
+            if mode == "enforce":
+                assert code(await socket.recv()) == (404, None)
+                assert app.exchange.pin is None
+            else:
+                await socket.until("response.completed")
+                assert app.exchange.pin == B, "it was routed all the same"
+            socket.send(create())
+            await socket.until("response.completed")
+
+
+async def test_creates_that_wait_in_one_lane_get_each_their_own_answer() -> None:
+    """FIFO (WIRE.md section 1.3), also where one of them is answered with an error."""
+    store, asked = CountingStore(), []
+
+    def answer(frame: dict) -> list[dict]:
+        asked.append(frame)
+        if len(asked) < 4:
+            return []
+        events: list[dict] = []
+        for frame in asked:
+            if frame["model"] == "bad":
+                events.append({"type": "error", "status": 400, "error": {"code": "model_not_found"}})
+                continue
+            for event in stream_events(frame["model"]):
+                event.get("response", {}).pop("store", None)
+                events.append(event)
+        return events
+
+    async with connect(mount(ScriptedSocket(answer), store)) as socket:
+        for model, kept in (("resp_1", True), ("bad", True), ("resp_2", False), ("resp_3", True)):
+            socket.send(create(model=model, store=kept))
+        for _ in range(3):
+            await socket.until("response.completed")
+    assert [await continues(store, f"resp_{n}") for n in (1, 2, 3)] == [200, 400, 200]
+
+
+async def test_a_handshake_that_names_an_unknown_upstream_is_refused() -> None:
+    async def app(scope: dict, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept", "headers": [(b"x-by", b"nobody")]})
+
+    async with connect(mount(app, served_by_header="x-by")) as socket:
+        assert socket.denied[0] == 500
+        assert json.loads(socket.denied[2])["error"]["code"] == "integration_fault"
+    async with connect(mount(app, served_by_header="x-by", mode="observe")) as socket:
+        assert socket.accepted
+
+
+async def test_a_fault_of_the_app_after_its_socket_was_ended_is_still_one() -> None:
+    async def app(scope: dict, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        await receive()
+        with contextlib.suppress(OSError):
+            for event in stream_events():  # two upstreams, and no report
+                await send({"type": "websocket.send", "text": json.dumps(event)})
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        async with connect(mount(app)) as socket:
+            socket.send(create())
+            assert (await socket.recv())["type"] == "response.failed"
+
+
+class Turns:
+    """Ticks while it is entered. ``longest``: the CPU seconds of this process between two ticks."""
+
+    async def __aenter__(self) -> Turns:
+        self.longest = 0.0
+        self._task = asyncio.create_task(self._tick())
+        await asyncio.sleep(0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+
+    async def _tick(self) -> None:
+        last = time.process_time()
+        while True:
+            await asyncio.sleep(0.001)
+            now = time.process_time()
+            self.longest, last = max(self.longest, now - last), now
+
+
+async def test_large_messages_leave_the_loop_to_others() -> None:
+    """Both ways, and where they are refused or fail. The aim is 20 ms (DESIGN.md section 12)."""
+    big = "x" * (24 << 20)
+    events = [json.dumps(e) for e in stream_events("resp_1", instructions=big)]
+    store = CountingStore()
+    async with connect(mount(ScriptedSocket(lambda f: events), store, max_request_bytes=16 << 20)) as socket:
+        frames = [json.dumps(create(instructions=big[: 15 << 20], previous_response_id="resp_?"))]
+        frames += [json.dumps(create(instructions=big))]
+        async with Turns() as turns:
+            for frame, expected in zip(frames, ("previous_response_not_found", "request_too_large"), strict=True):
+                socket.send(frame)
+                assert (await socket.recv())["error"]["code"] == expected
+        assert turns.longest < 0.1
+        store.fail_commits = []
+        socket.send(create())
+        async with Turns() as turns:
+            for _ in events[:-1]:
+                await socket.raw()
+            store.fail_commits = [StoreUnavailable]
+            assert len((await socket.raw())["text"]) < 1 << 20, "told without what is large"
+        assert turns.longest < 0.1
