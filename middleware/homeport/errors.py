@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -284,6 +285,22 @@ class Rejection:
         ]
         headers += [(k.encode(), v.encode()) for k, v in self.headers]
         return status, headers, body
+
+    def messages(self, scope: Mapping[str, Any], *, retryable_status: int | None = None) -> list[dict[str, Any]]:
+        """The ASGI messages that answer ``scope``, a request or the handshake of a WebSocket.
+
+        Where the server cannot tell a handshake why, it is closed as a policy violation (1008).
+        """
+        socket = scope["type"] == "websocket"
+        if socket and "websocket.http.response" not in (scope.get("extensions") or {}):
+            return [{"type": "websocket.close", "code": 1008, "reason": ""}]
+        method = "GET" if socket else scope["method"]
+        status, headers, body = self.answer(method=method, retryable_status=retryable_status)
+        kind = "websocket.http.response" if socket else "http.response"
+        return [
+            {"type": f"{kind}.start", "status": status, "headers": headers},
+            {"type": f"{kind}.body", "body": body, "more_body": False},
+        ]
 
 
 class Rejected(Exception):

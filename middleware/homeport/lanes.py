@@ -13,9 +13,9 @@ from homeport.keys import Kind, Tenant
 from homeport.ledger import Ledger
 from homeport.observation import ObservedEvent, Turns
 from homeport.operations import Operation
+from homeport.port import ExchangePort
 from homeport.records import Record
 from homeport.selectors import Inspected, Selector
-from homeport.service import Service
 
 __all__ = ["Lanes"]
 
@@ -46,9 +46,9 @@ class Lanes:
     response that is not stored is known here and nowhere else, as it is to the upstream.
     """
 
-    def __init__(self, gate: Gate, service: Service) -> None:
+    def __init__(self, gate: Gate, port: ExchangePort) -> None:
         self._gate = gate
-        self._service = service
+        self._port = port
         self._lanes: _ByLane = LRUCache(_MAX_LANES)
         self._under_way: LRUCache[str, Ledger] = LRUCache(_MAX_LANES)
         self._local: LRUCache[Selector, None] = LRUCache(_MAX_LOCAL)
@@ -65,7 +65,7 @@ class Lanes:
 
     def known(self, request: Inspected) -> dict[Selector, Record]:
         """What of that which ``request`` refers to only this socket knows: its owner is who is at the other end."""
-        here = self._service.pin
+        here = self._port.pin
         if here is None:
             return {}
         return {s: Record(here.name, here.fingerprint) for s in request.selectors if self._plain(s) in self._local}
@@ -83,7 +83,7 @@ class Lanes:
         if taken is None or taken.observed.empty:
             return
         observed = taken.observed
-        owner = self._service.owner(observed.id)
+        owner = self._port.owner(observed.id)
         if owner is None or not owner.stateful:
             self._gate.count(Operation.CREATE, "not_owned")
             return
@@ -91,7 +91,7 @@ class Lanes:
         if ledger is None:
             ledger = self._gate.ledger(Operation.CREATE, tenant, lane.request)
         await (ledger.final if taken.terminal else ledger.pending)(observed, owner)
-        self._service.pin = self._service.pin or owner
+        self._port.pin = self._port.pin or owner
         if observed.id is None:
             return
         if not taken.terminal:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from homeport.adapter import Adapter
-from homeport.errors import Reason, Rejected, ambiguous, reject
+from homeport.errors import Reason, Rejected, Rejection, ambiguous, reject
 from homeport.gate import Gate
 from homeport.keys import Keyring
 from homeport.operations import Match, Operation, OperationMatcher
@@ -18,7 +18,7 @@ from homeport.stores import MISMATCH, make_store
 from homeport.stores.base import SecretMismatch, StateStore
 from homeport.tenants import TenantPolicy
 from homeport.upstreams import StaticDirectory, Upstream, UpstreamDirectory, fingerprint
-from homeport.websocket import SocketResponder, deny
+from homeport.websocket import SocketResponder
 
 __all__ = ["ContinuationMiddleware"]
 
@@ -118,11 +118,7 @@ class ContinuationMiddleware:
             if self._settings.mode == "observe":
                 await self.app(scope, receive, send)
                 return
-            status, headers, body = rejected.rejection.answer(
-                method=scope["method"], retryable_status=self._settings.retryable_status
-            )
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
+            await self._reject(rejected.rejection, scope, send)
             return
         if match is None:
             await self.app(scope, receive, send)
@@ -143,7 +139,11 @@ class ContinuationMiddleware:
             await receive()
             refused = reject(Reason.WEBSOCKET_UNSUPPORTED)
             self._gate.count(match.operation, refused.reason.value)
-            await deny(scope, send, refused, retryable_status=self._settings.retryable_status)
+            await self._reject(refused, scope, send)
+
+    async def _reject(self, rejection: Rejection, scope: Scope, send: Send) -> None:
+        for message in rejection.messages(scope, retryable_status=self._settings.retryable_status):
+            await send(message)
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Open the store before the app starts and close it after the app has stopped; the app's answers stand."""

@@ -23,8 +23,8 @@ from homeport.ledger import Ledger
 from homeport.observation import Observed
 from homeport.operations import Match, Operation
 from homeport.outlet import Cut, Outlet, Progress
-from homeport.selectors import Inspected, Selector, path_selectors
-from homeport.service import Service
+from homeport.port import ExchangePort
+from homeport.selectors import Inspected, path_selectors
 from homeport.sse import is_event_stream
 from homeport.streaming import StreamedAnswer
 from homeport.upstreams import Upstream
@@ -41,7 +41,7 @@ _NOT_OFFERED = ("http.response.pathsend", "http.response.zerocopysend", "http.re
 
 
 class Responder:
-    """The state and the course of one exchange: the port behind :class:`Exchange`, the recorder of its answer."""
+    """The state and the course of one exchange; the recorder of its answer."""
 
     def __init__(self, gate: Gate, match: Match, scope: Scope, receive: Receive, send: Send) -> None:
         self._gate = gate
@@ -51,20 +51,25 @@ class Responder:
         self._intake = Intake(scope, receive, settings)
         self._cut = Cut()
         self._outlet = Outlet(send, self._cut, method=scope["method"], retryable_status=settings.retryable_status)
-        self._service = Service(gate.directory, gate.adapter)
-        self._exchange = Exchange(self)
+        self._port = ExchangePort(
+            gate.directory,
+            gate.adapter,
+            match.operation,
+            host=settings.tenant_mode == "host",
+            admit=self._admit,
+            refuse=self._refuse_for_app,
+        )
+        self._exchange = Exchange(self._port)
         self._path = path_selectors(match)
-        self._request = Inspected(self._path)
+        self._port.request = Inspected(self._path)
         self._ledger: Ledger | None = None
         self._answer: Answer | None = None
         self._rejection: Rejection | None = None  # told in mode host: it stands whatever the app makes of it
-        self._over = False
         self._alone = False  # the app answers without state, and nobody is asked
         self._admitted = False
         self._decided = False
         self._refused = False  # by the app itself
         self._admission = asyncio.Lock()  # one admission at a time: the second caller waits for what the first finds
-        self.tenant: Tenant | None = None
 
     # The way of the request
 
@@ -83,14 +88,14 @@ class Responder:
         fault: Exception | None = None
         try:
             with exchange_scope(self._exchange):
-                await self._gate.app(self._app_scope(), self._intake.receive, self._app_send)
+                await self._gate.app(*self._for_app(), self._app_send)
         except asyncio.CancelledError:
             if not self._cut.fired:
                 raise
         except Exception as error:  # noqa: BLE001 - raised again by _conclude()
             fault = error
         finally:
-            self._over = True
+            self._port.over = True
             self._cut.over()
             if self._answer is not None:
                 self._answer.close()
@@ -116,9 +121,9 @@ class Responder:
             tenant = self._gate.tenant_of(self._scope, headers, body)
         if operation.reads_body:
             found = await self._intake.inspect(operation, body)
-            self._request = replace(found, selectors=(*self._path, *found.selectors)) if self._path else found
+            self._port.request = replace(found, selectors=(*self._path, *found.selectors)) if self._path else found
         if self._gate.adapter.answers_alone(operation):
-            if self._request.selectors:
+            if self._port.request.selectors:
                 raise Rejected(reject(Reason.UNSUPPORTED_OPERATION, message=_ALONE))
             self._alone = True
         elif tenant is not None:
@@ -126,35 +131,45 @@ class Responder:
 
     async def _decide(self, tenant: Tenant, adopt: Adopt | None = None) -> None:
         """Look up and decide. Raises :class:`Rejected`."""
-        self.tenant = tenant
-        ledger = self._ledger = self._gate.ledger(self._match.operation, tenant, self._request)
-        decision = await self._gate.judge(ledger, self._service.upstreams, adopt=adopt)
+        self._port.tenant = tenant
+        ledger = self._ledger = self._gate.ledger(self._match.operation, tenant, self._port.request)
+        decision = await self._gate.judge(ledger, self._port.upstreams, adopt=adopt)
         if isinstance(decision, Reject):
-            self._service.pin = decision.known
+            self._port.pin = decision.known
             raise Rejected(decision.rejection)
         if isinstance(decision, Pin):
-            self._service.pin = decision.upstream
+            self._port.pin = decision.upstream
         self._count("pin" if isinstance(decision, Pin) else "pass")
         self._admitted = True
 
-    def _app_scope(self) -> Scope:
+    def _for_app(self) -> tuple[Scope, Receive]:
         settings = self._settings
-        scope = self._gate.app_scope(self._scope, self._intake.app_headers(), self._exchange)
-        if settings.pin_header and self.pin is not None:
-            scope["headers"].append((settings.pin_header.lower().encode(), self.pin.name.encode()))
+        headers, receive = self._intake.for_app()
+        scope = self._gate.app_scope(self._scope, headers, self._exchange)
+        if settings.pin_header and self._port.pin is not None:
+            scope["headers"].append((settings.pin_header.lower().encode(), self._port.pin.name.encode()))
         # A file that the server sends by itself could not be observed, and trailers would follow our own end.
         extensions = {k: v for k, v in (self._scope.get("extensions") or {}).items() if k not in _NOT_OFFERED}
-        return {**scope, "extensions": extensions}
+        return {**scope, "extensions": extensions}, receive
 
     # The way of the response
 
     async def _app_send(self, message: Message) -> None:
+        # In the order in which they come, though an app may send from two tasks at once; no ``async with``: it would be
+        # two more coroutines for each chunk.
+        await self._sending.acquire()
+        try:
+            await self._take(message)
+        finally:
+            self._sending.release()
+
+    async def _take(self, message: Message) -> None:
         kind = message["type"]
         if kind == "http.response.start":
             try:
                 self._answer = self._begin(message)
                 if self._ledger is not None and self._ledger.deletes and 200 <= message["status"] < 300:
-                    await self._ledger.deleted(self._request.selectors[0])
+                    await self._ledger.deleted(self._port.request.selectors[0])
             except Rejected as rejected:
                 self._count(rejected.rejection.reason.value)
                 await self._outlet.reject(rejected.rejection)
@@ -174,7 +189,7 @@ class Responder:
         status, ledger = message["status"], self._ledger
         named = self._read_served_by(message)
         if self._gate.enforces:
-            self._service.check_pin()
+            self._port.check_pin()
         if status == 500:
             return KeptAnswer(self._outlet)
         if self._alone or not 200 <= status < 300:
@@ -191,7 +206,7 @@ class Responder:
         if ledger.deletes or not ledger.observes:
             return PlainAnswer(self._outlet)
         content_type = b"".join(header_values(message, b"content-type"))
-        if is_event_stream(content_type) or (self._request.stream and ledger.creates):
+        if is_event_stream(content_type) or (self._port.request.stream and ledger.creates):
             return SniffedAnswer(self._streamed, self._buffered)
         return self._buffered()
 
@@ -206,7 +221,7 @@ class Responder:
         name = self._gate.report_in(message) if self._settings.served_by_header else None
         if name is not None:
             try:
-                self.report(name)
+                self._port.report(name)
             except LookupError:
                 return False
         return True
@@ -232,41 +247,9 @@ class Responder:
         if fault is not None and not self._cut.fired and not _refusal(fault):
             raise fault
 
-    # The port to the app (homeport.exchange.Port)
+    # What the app says (homeport.port.ExchangePort)
 
-    @property
-    def pin(self) -> Upstream | None:
-        return self._service.pin
-
-    @property
-    def model(self) -> str | None:
-        return self._request.model
-
-    @property
-    def operation(self) -> Operation:
-        return self._match.operation
-
-    @property
-    def stream_id(self) -> str | None:
-        return None
-
-    @property
-    def selectors(self) -> tuple[Selector, ...]:
-        return self._request.selectors
-
-    @property
-    def reported(self) -> bool:
-        return self._service.reported
-
-    def report(self, upstream: Upstream | str | None) -> None:
-        if not self._over:
-            self._service.report(upstream)
-
-    async def admit(self, tenant: Tenant, adopt: Adopt | None = None) -> None:
-        if self._settings.tenant_mode != "host":
-            raise RuntimeError("exchange.admit() is for HOMEPORT_TENANT_MODE=host")
-        if self._over or self.tenant not in (None, tenant):
-            raise RuntimeError("exchange.admit() was called after the end, or for a second tenant")
+    async def _admit(self, tenant: Tenant, adopt: Adopt | None) -> None:
         async with self._admission:
             if self._refused and self._rejection is not None:
                 raise Rejected(self._rejection)
@@ -279,10 +262,9 @@ class Responder:
                 self._refuse(rejected.rejection, stands=True)
             self._decided = True
 
-    def refuse(self, rejection: Rejection) -> None:
-        if not self._over:
-            self._refused = True
-            self._refuse(rejection, stands=True)
+    def _refuse_for_app(self, rejection: Rejection) -> None:
+        self._refused = True
+        self._refuse(rejection, stands=True)
 
     # What an answer tells (homeport.answers.Recorder)
 
@@ -297,7 +279,7 @@ class Responder:
         if ledger.creates:
             await self._record(ledger.final, observed)
         else:
-            await ledger.seen(observed, self.pin)
+            await ledger.seen(observed, self._port.pin)
 
     def unreadable(self) -> None:
         if self._ledger is not None and self._ledger.creates:
@@ -307,7 +289,7 @@ class Responder:
         if observed.empty:
             return
         try:
-            owner = self._service.owner(observed.id)
+            owner = self._port.owner(observed.id)
             if owner is None or not owner.stateful:
                 self._count("not_owned")
                 return

@@ -25,11 +25,9 @@ from homeport.keys import Tenant
 from homeport.lanes import Lanes
 from homeport.observation import ObservedEvent, shown_of
 from homeport.operations import Operation
-from homeport.selectors import Inspected, Selector
-from homeport.service import Service
-from homeport.upstreams import Upstream
+from homeport.port import ExchangePort
 
-__all__ = ["SocketResponder", "deny"]
+__all__ = ["SocketResponder"]
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -39,7 +37,7 @@ _logger = logging.getLogger("homeport")
 _INLINE_BYTES = 1 << 15  # larger frames are read in a thread, so that other streams keep their latency
 
 _NOTHING = Heard()
-_POLICY_VIOLATION, _INTERNAL_ERROR, _NORMAL = 1008, 1011, 1000
+_INTERNAL_ERROR, _NORMAL = 1011, 1000
 
 _ELSEWHERE = (
     "The state is held by another upstream than the one that this WebSocket is connected to. Open a new connection to "
@@ -58,7 +56,7 @@ class _Phase(Enum):
 
 
 class SocketResponder:
-    """The state and the course of one WebSocket: the port behind its :class:`Exchange`."""
+    """The state and the course of one WebSocket."""
 
     def __init__(self, gate: Gate, scope: Scope, receive: Receive, send: Send) -> None:
         self._gate = gate
@@ -66,20 +64,25 @@ class SocketResponder:
         self._headers = tuple(scope["headers"])
         self._receive = receive
         self._send = send
-        self._service = Service(gate.directory, gate.adapter)
-        self._exchange = Exchange(self)
+        self._port = ExchangePort(
+            gate.directory,
+            gate.adapter,
+            Operation.CREATE,
+            host=gate.settings.tenant_mode == "host",
+            admit=self._admit,
+            refuse=self._refuse_for_app,
+        )
+        self._exchange = Exchange(self._port)
         self._phase = _Phase.CONNECTING
         self._connect: Message | None = None
         self._heard = False  # the app has asked for the handshake: it knows what a WebSocket is
         self._rejection: Rejection | None = None  # the app's own, which stands whatever it makes of it
         self._adopt: Adopt | None = None
-        self._routed = Frame(Operation.CREATE, Inspected())  # the last one that went to the app
-        self._lanes = Lanes(gate, self._service)
+        self._lanes = Lanes(gate, self._port)
         self._sending = asyncio.Lock()
         self._blind = False  # mode observe, and nobody knows whose socket it is
         self._noted: list[tuple[bytes, bytes]] = []
         self._cut = False  # closed by us: what the app makes of that is no fault of its own
-        self.tenant: Tenant | None = None
 
     async def run(self) -> None:
         """Serve the socket. Raises what the app raises."""
@@ -113,7 +116,7 @@ class SocketResponder:
             # Browsers cannot set headers, so the API takes a key from there too: a second identity.
             raise Rejected.because(Reason.TENANT_AMBIGUOUS)
         if mode != "host":
-            self.tenant = self._gate.tenant_of(self._scope, self._headers, b"")
+            self._port.tenant = self._gate.tenant_of(self._scope, self._headers, b"")
 
     async def _conclude(self, fault: Exception | None) -> None:
         """The app is over: tell the client what it has not been told. Raises ``fault`` unless it was our doing."""
@@ -187,30 +190,34 @@ class SocketResponder:
     async def _route(self, frame: Frame) -> None:
         """Look up and decide. Raises :class:`Rejected`."""
         ledger = self._gate.ledger(frame.operation, self._admitted(), frame.request)
-        self._service.refresh()
+        self._port.refresh()
         decision = await self._gate.judge(
-            ledger, self._service.upstreams, known=self._lanes.known(frame.request), adopt=self._adopt
+            ledger, self._port.upstreams, known=self._lanes.known(frame.request), adopt=self._adopt
         )
         if isinstance(decision, Reject):
             if not self._gate.enforces:  # it is routed all the same
-                self._service.pin = self._service.pin or decision.known
+                self._port.pin = self._port.pin or decision.known
             raise Rejected(decision.rejection)
-        bound = self._service.pin or self._service.latest
+        bound = self._port.pin or self._port.latest
         if isinstance(decision, Pin):
             if bound is not None and bound.fingerprint != decision.upstream.fingerprint:
                 raise Rejected(reject(Reason.SELECTOR_CONFLICT, message=_ELSEWHERE))
-            self._service.pin = bound or decision.upstream
+            self._port.pin = bound or decision.upstream
         elif bound is not None and not bound.serves(frame.request.model):
             raise Rejected(reject(Reason.UPSTREAM_NOT_CONFIGURED, message=_OTHER_MODEL))
         self._gate.count(frame.operation, "pin" if isinstance(decision, Pin) else "pass")
-        self._routed = frame
+        self._port.operation, self._port.request, self._port.stream_id = (
+            frame.operation,
+            frame.request,
+            frame.stream_id,
+        )
         if frame.operation is Operation.CREATE:
             self._lanes.create(frame.stream_id, frame.request)
 
     def _admitted(self) -> Tenant:
-        if self.tenant is None:
+        if self._port.tenant is None:
             raise Rejected(reject(Reason.INTEGRATION_FAULT, message=_NOT_ADMITTED))
-        return self.tenant
+        return self._port.tenant
 
     # From the app
 
@@ -228,7 +235,7 @@ class SocketResponder:
                 case "websocket.close" if self._phase is _Phase.CONNECTING and self._silent(message):
                     pass  # told by _conclude()
                 case "websocket.close" | "websocket.http.response.body" if not message.get("more_body", False):
-                    self._phase = _Phase.OVER
+                    self._over()
                     await self._send(message)
                 case _:
                     await self._send(message)
@@ -241,9 +248,9 @@ class SocketResponder:
         name = self._gate.report_in(message) if self._gate.settings.served_by_header else None
         try:
             if name is not None:
-                self.report(name)
+                self._port.report(name)
         except LookupError:
-            self.refuse(reject(Reason.INTEGRATION_FAULT, message=_UNKNOWN_UPSTREAM))
+            self._port.refuse(reject(Reason.INTEGRATION_FAULT, message=_UNKNOWN_UPSTREAM))
         message = self._gate.without_report(message)
         if self._noted:
             message = {**message, "headers": [*message.get("headers", ()), *self._noted]}
@@ -297,19 +304,24 @@ class SocketResponder:
 
     async def _end(self, rejection: Rejection) -> None:
         """Refuse the message that the app is at, and end the socket: nobody knows what the app made of it."""
-        self._count(self.operation, rejection)
-        await self._refuse(rejection, self.stream_id)
+        self._count(self._port.operation, rejection)
+        await self._refuse(rejection, self._port.stream_id)
         await self._close(_INTERNAL_ERROR)
 
-    async def _close(self, code: int) -> None:
+    def _over(self) -> None:
         self._phase = _Phase.OVER
+        self._port.over = True
+
+    async def _close(self, code: int) -> None:
+        self._over()
         self._cut = True
         await self._send({"type": "websocket.close", "code": code, "reason": ""})
 
     async def _deny(self, rejection: Rejection) -> None:
-        self._phase = _Phase.OVER
+        self._over()
         self._count(Operation.CREATE, rejection)
-        await deny(self._scope, self._send, rejection, retryable_status=self._gate.settings.retryable_status)
+        for message in rejection.messages(self._scope, retryable_status=self._gate.settings.retryable_status):
+            await self._send(message)
 
     def _count(self, operation: Operation, rejection: Rejection) -> None:
         prefix = "" if self._gate.enforces else "would-reject/"
@@ -321,48 +333,16 @@ class SocketResponder:
         self._count(Operation.CREATE, rejection)
         self._noted = [(OUTCOME_HEADER.encode(), f"would-reject/{rejection.reason.value}".encode())]
 
-    # The port to the app (homeport.exchange.Port)
+    # What the app says (homeport.port.ExchangePort)
 
-    @property
-    def pin(self) -> Upstream | None:
-        return self._service.pin
+    async def _admit(self, tenant: Tenant, adopt: Adopt | None) -> None:
+        self._port.tenant, self._adopt = tenant, adopt
 
-    @property
-    def model(self) -> str | None:
-        return self._routed.request.model
-
-    @property
-    def operation(self) -> Operation:
-        return self._routed.operation
-
-    @property
-    def stream_id(self) -> str | None:
-        return self._routed.stream_id
-
-    @property
-    def selectors(self) -> tuple[Selector, ...]:
-        return self._routed.request.selectors
-
-    @property
-    def reported(self) -> bool:
-        return self._service.reported
-
-    def report(self, upstream: Upstream | str | None) -> None:
-        if self._phase is not _Phase.OVER:
-            self._service.report(upstream)
-
-    async def admit(self, tenant: Tenant, adopt: Adopt | None = None) -> None:
-        if self._gate.settings.tenant_mode != "host":
-            raise RuntimeError("exchange.admit() is for HOMEPORT_TENANT_MODE=host")
-        if self._phase is _Phase.OVER or self.tenant not in (None, tenant):
-            raise RuntimeError("exchange.admit() was called after the end, or for a second tenant")
-        self.tenant, self._adopt = tenant, adopt
-
-    def refuse(self, rejection: Rejection) -> None:
+    def _refuse_for_app(self, rejection: Rejection) -> None:
         if self._gate.enforces:
             self._rejection = rejection
             raise Rejected(rejection)
-        self._count(self.operation, rejection)
+        self._count(self._port.operation, rejection)
 
 
 async def _aside(size: int, work: Callable[[_T], _R], argument: _T) -> _R:
@@ -373,13 +353,3 @@ async def _aside(size: int, work: Callable[[_T], _R], argument: _T) -> _R:
 def _hear(message: Message) -> Heard:
     text = message.get("text")
     return hear(message.get("bytes") or b"" if text is None else text.encode("utf-8", "surrogatepass"))
-
-
-async def deny(scope: Scope, send: Send, rejection: Rejection, *, retryable_status: int | None) -> None:
-    """Refuse a handshake with ``rejection`` where the server can say so, else close it as a policy violation."""
-    if "websocket.http.response" in (scope.get("extensions") or {}):
-        status, headers, body = rejection.answer(retryable_status=retryable_status)
-        await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
-        await send({"type": "websocket.http.response.body", "body": body})
-    else:
-        await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": ""})
