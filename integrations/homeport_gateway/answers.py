@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import json
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope, Send
 
 from homeport import Rejection
 from homeport_gateway.headers import Fields
 
-__all__ = ["deny", "refuse", "refuse_websocket", "send_json"]
+__all__ = ["deny", "refuse", "send_json"]
 
 
-async def refuse(send: Send, rejection: Rejection, *, method: str, retryable_status: int | None) -> None:
-    """Answer with ``rejection``; ``retryable_status`` is the setting ``HOMEPORT_RETRYABLE_STATUS``."""
-    status, fields, body = rejection.answer(method=method, retryable_status=retryable_status)
-    await send({"type": "http.response.start", "status": status, "headers": fields})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-async def refuse_websocket(scope: Scope, receive: Receive, send: Send, rejection: Rejection) -> None:
-    """Refuse the handshake with ``rejection``."""
-    await receive()
-    await deny(scope, send, *rejection.answer())
+async def refuse(scope: Scope, send: Send, rejection: Rejection, *, retryable_status: int | None) -> None:
+    """Answer a request or a handshake with ``rejection``; ``retryable_status`` as ``HOMEPORT_RETRYABLE_STATUS``."""
+    for message in rejection.messages(scope, retryable_status=retryable_status):
+        await send(message)
 
 
 async def deny(scope: Scope, send: Send, status: int, fields: Fields, body: bytes) -> None:
-    """Answer a handshake with HTTP where the server can say so, else close it as a policy violation."""
+    """Answer a handshake as the upstream did where the server can say so, else close it as a policy violation."""
     if "websocket.http.response" in (scope.get("extensions") or {}):
+        fields = [*fields, (b"content-length", str(len(body)).encode())]  # some servers send no body without it
         await send({"type": "websocket.http.response.start", "status": status, "headers": fields})
         await send({"type": "websocket.http.response.body", "body": body})
     else:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from starlette.types import Receive, Scope, Send
 
 from homeport import Exchange, Reason, Rejected, Settings, StaticDirectory, reject
-from homeport_gateway.answers import refuse, refuse_websocket, send_json
+from homeport_gateway.answers import refuse, send_json
 from homeport_gateway.config import GatewayUpstream
-from homeport_gateway.forward import Died, Forwarder, TimedOut, Unreachable
+from homeport_gateway.forward import Died, Forwarder, NotHTTP, TimedOut, Unreachable
 from homeport_gateway.handshake import Dialer
 from homeport_gateway.inbound import BadFraming, ClientGone, Inbound
+from homeport_gateway.peeking import named
 from homeport_gateway.routes import Routes
 from homeport_gateway.sockets import SocketRelay
 from homeport_gateway.targets import names_state
 
 __all__ = ["GatewayApp"]
+
+_NOT_HTTP = "The upstream's answer cannot be shown. It may have acted on the request."
+
+# TRACE would show the client what goes upstream, a key of the operator's with it; CONNECT opens a tunnel.
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 PEEK_BYTES = 8 << 20
 """How much of a body is read to find its model, where nobody has inspected it."""
@@ -90,7 +95,7 @@ class GatewayApp:
                 await self._refuse(scope, send, Rejected.because(Reason.UNKNOWN_URL))
 
     async def _refuse(self, scope: Scope, send: Send, rejected: Rejected) -> None:
-        await refuse(send, rejected.rejection, method=scope["method"], retryable_status=self._retryable_status)
+        await refuse(scope, send, rejected.rejection, retryable_status=self._retryable_status)
 
     # -- what is
 
@@ -100,8 +105,10 @@ class GatewayApp:
         scope = {**scope, "headers": tuple(scope["headers"])}
         inbound = Inbound(scope, receive)
         try:
-            if inbound.upgrades:
+            if inbound.upgrades or inbound.broken:
                 raise Rejected.because(Reason.AMBIGUOUS_SELECTOR)
+            if scope["method"] not in _METHODS:
+                raise Rejected.because(Reason.UNSUPPORTED_OPERATION)
             path = self._routes.path(scope)
             if exchange is None and self._gated and scope["method"] != "OPTIONS" and names_state(path):
                 raise Rejected.because(Reason.UNSUPPORTED_OPERATION)
@@ -122,14 +129,19 @@ class GatewayApp:
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange | None = (scope.get("state") or {}).get("homeport")
-        if (exchange is None and self._gated) or not self._routes.has_socket(scope):
-            await refuse_websocket(scope, receive, send, reject(Reason.WEBSOCKET_UNSUPPORTED))
-            return
         status = self._retryable_status
-        relay = SocketRelay(
-            self._routes, self._dialer, scope, receive, send, exchange=exchange, retryable_status=status
-        )
-        await relay.run()
+        await receive()
+        try:
+            if (exchange is None and self._gated) or not self._routes.has_socket(scope):
+                raise Rejected.because(Reason.WEBSOCKET_UNSUPPORTED)
+            relay = SocketRelay(
+                self._routes, self._dialer, scope, receive, send, exchange=exchange, retryable_status=status
+            )
+            await relay.run()
+        except Rejected as rejected:
+            if exchange is not None:
+                raise
+            await self._refuse(scope, send, rejected)
 
     async def _serve(self, scope: Scope, path: bytes, exchange: Exchange | None, inbound: Inbound, send: Send) -> None:
         pin = None if exchange is None else exchange.pin
@@ -149,6 +161,8 @@ class GatewayApp:
                 exchange.served_by(candidate.upstream)
             try:
                 await self._forwarder.relay(response, inbound, send)
+            except NotHTTP:
+                raise Rejected(reject(Reason.UPSTREAM_FAILED, message=_NOT_HTTP)) from None
             except Died:
                 if inbound.gone:
                     return
@@ -168,10 +182,4 @@ class GatewayApp:
             or b"content-encoding" in fields
         ):
             return None
-        body = await inbound.peek(PEEK_BYTES)
-        try:
-            parsed = json.loads(body or b"null")
-        except (ValueError, RecursionError):
-            return None  # the upstream says what is wrong with it
-        model = parsed.get("model") if isinstance(parsed, dict) else None
-        return model if isinstance(model, str) else None
+        return named(await inbound.peek(PEEK_BYTES) or b"")[0]

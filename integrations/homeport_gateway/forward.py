@@ -9,16 +9,15 @@ import aiohttp
 from starlette.types import Send
 from yarl import URL
 
-from homeport_gateway.headers import response_fields
+from homeport_gateway.headers import response_fields, sendable
 from homeport_gateway.inbound import BadFraming, ClientGone, Inbound
+from homeport_gateway.sessions import make_session
 
-__all__ = ["MAX_FIELD", "NEVER_ADDED", "Died", "Forwarder", "TimedOut", "Unreachable", "once"]
+__all__ = ["Died", "Forwarder", "NotHTTP", "TimedOut", "Unreachable", "once"]
 
 # Shorter than the 5 s after which common servers close an idle connection: a request must not meet a closing one,
 # since it could not be repeated.
 _KEEPALIVE: Final = 4.0
-NEVER_ADDED: Final = ("accept", "accept-encoding", "user-agent", "content-type")
-MAX_FIELD: Final = 64 << 10
 
 
 class Unreachable(Exception):
@@ -29,6 +28,10 @@ class Died(aiohttp.ClientError):
     """The upstream was lost after it may have seen the request."""
 
 
+class NotHTTP(Exception):
+    """The upstream answered with what may not be said in HTTP: a status or a field."""
+
+
 class TimedOut(Died):
     """The upstream was silent for longer than the read timeout."""
 
@@ -37,21 +40,18 @@ class Forwarder:
     """One connection pool for all upstreams; timeouts in seconds. Usable in one event loop."""
 
     def __init__(self, *, connect_timeout: float, read_timeout: float) -> None:
-        self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_timeout, sock_read=read_timeout)
+        self._connect_timeout = connect_timeout
+        self._read_timeout = read_timeout
         self._session: aiohttp.ClientSession | None = None
 
     def open(self) -> aiohttp.ClientSession:
         """The session, made when first needed."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(
+            self._session = make_session(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-                skip_auto_headers=NEVER_ADDED,
-                timeout=self._timeout,
-                trust_env=False,
-                max_field_size=MAX_FIELD,
-                middlewares=[once],
+                connect_timeout=self._connect_timeout,
+                read_timeout=self._read_timeout,
+                middleware=once,
             )
         return self._session
 
@@ -87,9 +87,15 @@ class Forwarder:
     async def relay(response: aiohttp.ClientResponse, inbound: Inbound, send: Send) -> None:
         """Hand the answer on, bytes as they come.
 
-        Raises :class:`ClientGone`, and :class:`Died` for an answer that has no end.
+        Raises :class:`ClientGone`, :class:`Died` for an answer that has no end, and :class:`NotHTTP` before any of it
+        for one that no server could send on.
         """
         fields = response_fields(response.raw_headers)
+        if not 200 <= response.status < 600 or not sendable(fields):
+            response.close()
+            raise NotHTTP
+        if response.status == 304:  # says how long the answer would have been
+            fields = [(name, value) for name, value in fields if name != b"content-length"]
         try:
             await send({"type": "http.response.start", "status": response.status, "headers": fields})
             while chunk := await inbound.guard(response.content.readany()):

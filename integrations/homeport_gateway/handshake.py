@@ -11,8 +11,9 @@ import aiohttp
 from starlette.types import Message
 from yarl import URL
 
-from homeport_gateway.forward import MAX_FIELD, NEVER_ADDED, Died, Unreachable, once
+from homeport_gateway.forward import Died, Unreachable, once
 from homeport_gateway.headers import Fields, response_fields, without_handshake
+from homeport_gateway.sessions import make_session
 
 __all__ = ["Connection", "Dialer", "Lost", "Refused", "may_be_sent"]
 
@@ -134,15 +135,11 @@ class Dialer:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            self._session = aiohttp.ClientSession(
+            self._session = make_session(
                 connector=aiohttp.TCPConnector(limit=0, force_close=True),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-                skip_auto_headers=NEVER_ADDED,
-                timeout=aiohttp.ClientTimeout(total=None, connect=self._connect_timeout, sock_read=_HANDSHAKE),
-                trust_env=False,
-                max_field_size=MAX_FIELD,
-                middlewares=[_kept],
+                connect_timeout=self._connect_timeout,
+                read_timeout=_HANDSHAKE,
+                middleware=_kept,
             )
         return self._session
 
@@ -182,8 +179,5 @@ async def _kept(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerTy
                 body += chunk
     finally:
         response.close()
-    raise Refused(response.status, _safe(response_fields(response.raw_headers)), bytes(body[:_MAX_REFUSAL]))
-
-
-def _safe(fields: Fields) -> Fields:
-    return [(n, v) for n, v in fields if n != b"content-length" and not n.startswith(b"sec-websocket-")]
+    fields = without_handshake(response_fields(response.raw_headers))
+    raise Refused(response.status, fields, bytes(body[:_MAX_REFUSAL]))

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from typing import AnyStr
 
-__all__ = ["CREDENTIALS", "Fields", "RequestRules", "bearer_key", "response_fields", "sent_keys", "without_handshake"]
+__all__ = [
+    "CREDENTIALS",
+    "Fields",
+    "RequestRules",
+    "bearer_key",
+    "response_fields",
+    "sendable",
+    "sent_keys",
+    "without_handshake",
+]
 
 Fields = list[tuple[bytes, bytes]]
 
@@ -34,11 +45,16 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-# With these a server acts on another method than the one that was judged.
-_METHODS = frozenset({b"x-http-method", b"x-http-method-override", b"x-method-override"})
+# With these a server acts on another method or path than the one that was judged.
+_OVERRIDES = frozenset(
+    {b"x-http-method", b"x-http-method-override", b"x-method-override", b"x-original-url", b"x-rewrite-url"}
+)
 # A client may not use Connection to take away what the request was judged by, or what delimits it.
 _KEPT = frozenset({b"content-length", b"content-type", b"content-encoding"}) | CREDENTIALS
 _OWN = b"x-homeport-"
+# RFC 9110 sections 5.1 and 5.5: what some servers let through, and no client library would send.
+_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class RequestRules:
@@ -49,7 +65,7 @@ class RequestRules:
     """
 
     def __init__(self, *, stripped: Iterable[bytes] = (), api_key: str | None = None) -> None:
-        dropped = {b"host", b"expect", *_HOP_BY_HOP, *_METHODS, *(s.lower() for s in stripped)}
+        dropped = {b"host", b"expect", *_HOP_BY_HOP, *_OVERRIDES, *(s.lower() for s in stripped)}
         self._injected: list[tuple[str, str]] = []
         if api_key is not None:
             dropped |= CREDENTIALS
@@ -59,8 +75,8 @@ class RequestRules:
     def apply(self, fields: Iterable[tuple[bytes, bytes]], *, identity: bool) -> list[tuple[str, str]]:
         """The fields for the upstream, in order, duplicates kept.
 
-        ``identity``: ask for an uncoded answer. Raises ``UnicodeDecodeError`` for a value that is not UTF-8, since the
-        HTTP client could not send it as it is.
+        ``identity``: ask for an uncoded answer. Raises ``ValueError`` for a value that is not UTF-8 or has control
+        characters, and for a name that is none, since the HTTP client could not send them as they are.
         """
         fields = [(name.lower(), value) for name, value in fields]
         dropped = self._dropped | _named(fields)
@@ -69,7 +85,7 @@ class RequestRules:
         if identity:
             dropped |= {b"accept-encoding"}
         kept = [
-            (name.decode(), value.decode())
+            _sendable(name, value)
             for name, value in fields
             if name.replace(b"_", b"-") not in dropped and not name.startswith(_OWN)
         ]
@@ -85,12 +101,29 @@ def response_fields(fields: Iterable[tuple[bytes, bytes]]) -> Fields:
     return [(name, value) for name, value in fields if name not in dropped]
 
 
-def without_handshake(fields: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The fields of a request that begins a WebSocket, without those of the client's own handshake.
+def sendable(fields: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a server can send these fields of an answer, in lower case."""
+    return all(_NAME.fullmatch(name) and not _CONTROL.search(value) for name, value in fields)
 
-    Its subprotocols are among them, which can carry credentials; and a length, since no body follows.
+
+def without_handshake(fields: Iterable[tuple[AnyStr, AnyStr]]) -> list[tuple[AnyStr, AnyStr]]:
+    """The fields (lower case) of a handshake's request or refusal without those that are about this one connection.
+
+    A client's subprotocols are among them, which can carry credentials; and the length, since a request that begins a
+    WebSocket has no body, and that of a refusal may be cut.
     """
-    return [(n, v) for n, v in fields if n != "content-length" and not n.startswith("sec-websocket-")]
+    return [(name, value) for name, value in fields if not _shakes_hands(name)]
+
+
+def _sendable(name: bytes, value: bytes) -> tuple[str, str]:
+    if not _NAME.fullmatch(name) or _CONTROL.search(value):
+        raise ValueError("no field of HTTP")
+    return name.decode(), value.decode()
+
+
+def _shakes_hands(name: str | bytes) -> bool:
+    text = name if isinstance(name, str) else name.decode("latin-1")
+    return text == "content-length" or text.startswith("sec-websocket-")
 
 
 def sent_keys(fields: Iterable[tuple[bytes, bytes]]) -> set[bytes]:

@@ -1,18 +1,21 @@
-"""The client's side of one exchange: its body as a stream, and the moment it goes away."""
+"""The client's side of one exchange: its body or its messages, and the moment it goes away."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
-from typing import TypeVar
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator
+from typing import Any, TypeVar
 
-from starlette.types import Receive, Scope
+from starlette.types import Message, Receive, Scope, Send
 
-__all__ = ["BadFraming", "ClientGone", "Inbound"]
+__all__ = ["BadFraming", "ClientGone", "Inbound", "InboundSocket"]
 
 T = TypeVar("T")
 
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_MAX_DIGITS = 19
+"""Of a length: 2**63 has as many. Python reads no number of more than 4,300, and no body is as long."""
 
 
 class ClientGone(Exception):
@@ -20,7 +23,7 @@ class ClientGone(Exception):
 
 
 class BadFraming(Exception):
-    """The body is not as long as the header says.
+    """The body is not as long as the header says, or the header does not say how long it is.
 
     Sent on like that, the upstream would take the next request on the connection for the rest of this one.
     """
@@ -30,7 +33,8 @@ class Inbound:
     """Reads the request, then watches for the disconnect.
 
     Only what waits for the upstream, under :meth:`guard`, is interrupted by a disconnect: never a ``send``, in which a
-    middleware may be making something durable. Belongs to the task that creates it.
+    middleware may be making something durable. Belongs to the task that creates it. ``broken`` says that the framing
+    is bad: from the start on by its header, or found out by :meth:`body`.
     """
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -39,7 +43,11 @@ class Inbound:
         self._task = task
         self._receive = receive
         self._peeked: list[bytes] = []
-        self._length, framed = _framing(scope)
+        try:
+            self._length, framed = _framing(scope)
+            self.broken = False
+        except BadFraming:
+            self._length, framed, self.broken = None, True, True
         # Servers stop reading HTTP at an upgrade: they give no body, whatever the header says.
         self.upgrades = framed and any(name == b"upgrade" for name, _ in scope["headers"])
         # HTTP/1 says in the header whether there is a body; later versions need not.
@@ -48,7 +56,6 @@ class Inbound:
         self._ended = not self.has_body
         self._seen = 0
         self.gone = False
-        self.broken = False
         self._waiting = False
         self._watcher: asyncio.Task[None] | None = None
         if self._ended:
@@ -126,12 +133,77 @@ class Inbound:
             self._task.cancel()
 
 
+class InboundSocket:
+    """The client's side of one WebSocket, after ``websocket.connect``."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._ahead: asyncio.Task[Message] | None = None
+
+    async def receive(self) -> Message:
+        """The next message. Raises :class:`ClientGone`."""
+        if self._ahead is None:
+            return await self._next()
+        ahead, self._ahead = self._ahead, None
+        return await ahead
+
+    async def send(self, message: Message) -> None:
+        """Raises :class:`ClientGone`."""
+        with _client_errors():
+            await self._send(message)
+
+    async def guard(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for ``work`` of the upstream's; raises :class:`ClientGone` as soon as the client has left.
+
+        To see it leave, one message is read ahead, no more: :meth:`receive` gives it next.
+        """
+        if self._ahead is None:
+            self._ahead = asyncio.create_task(self._next())
+        working = asyncio.create_task(work)
+        try:
+            await asyncio.wait({working, self._ahead}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done() and self._ahead.result()["type"] != "websocket.receive":
+                raise ClientGone
+            return await working
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Stop reading ahead."""
+        if self._ahead is not None:
+            self._ahead.cancel()
+            await asyncio.gather(self._ahead, return_exceptions=True)
+
+    async def _next(self) -> Message:
+        with _client_errors():
+            return await self._receive()
+
+
+@contextlib.contextmanager
+def _client_errors() -> Iterator[None]:
+    """Raises :class:`ClientGone` for the ``OSError`` by which ASGI tells of a client that has left.
+
+    ``TimeoutError`` is one too, but says nothing of the client: it is the fault of what stands between.
+    """
+    try:
+        yield
+    except TimeoutError:
+        raise
+    except OSError:
+        raise ClientGone from None
+
+
 def _framing(scope: Scope) -> tuple[int | None, bool]:
-    """The declared length if that is what delimits the body, and whether there is a body at all."""
-    length: int | None = None
-    for name, value in scope["headers"]:
-        if name == b"transfer-encoding":
-            return None, True
-        if name == b"content-length" and value.isdigit():
-            length = int(value)
+    """The declared length if that is what delimits the body, and whether there is a body at all.
+
+    Raises :class:`BadFraming` for what is no length, or for several (RFC 9110 section 8.6).
+    """
+    if any(name == b"transfer-encoding" for name, _ in scope["headers"]):
+        return None, True
+    lengths = {value for name, value in scope["headers"] if name == b"content-length"}
+    if len(lengths) > 1 or not all(value.isdigit() and len(value) <= _MAX_DIGITS for value in lengths):
+        raise BadFraming
+    length = int(lengths.pop()) if lengths else None
     return length, bool(length)

@@ -9,7 +9,7 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from homeport import Reason, reject
-from homeport_gateway.answers import refuse, refuse_websocket
+from homeport_gateway.answers import refuse
 from homeport_gateway.headers import sent_keys
 
 __all__ = ["ClientKeys", "ClientKeysMiddleware"]
@@ -71,6 +71,7 @@ class ClientKeysMiddleware:
         if open_to_all or self._keys.allow(scope["headers"]):
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
-            await refuse_websocket(scope, receive, send, reject(Reason.INVALID_API_KEY))
+            await receive()
+            await refuse(scope, send, reject(Reason.INVALID_API_KEY), retryable_status=None)
         else:
-            await refuse(send, reject(Reason.INVALID_API_KEY), method=scope["method"], retryable_status=None)
+            await refuse(scope, send, reject(Reason.INVALID_API_KEY), retryable_status=None)

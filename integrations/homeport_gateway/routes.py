@@ -80,7 +80,7 @@ class Routes:
         """
         try:
             fields = self._rules[candidate.upstream.name].apply(scope["headers"], identity=identity)
-        except UnicodeDecodeError:
+        except ValueError:
             raise Rejected.because(Reason.INVALID_HEADER) from None
         return self._targets.url(candidate.base, path, scope["query_string"]), fields
 

@@ -12,6 +12,7 @@ from homeport_gateway.config import check_settings, load_upstreams
 from homeport_gateway.keys import ClientKeys
 from homeport_gateway.listening import CannotListen, check_address, check_socket
 from homeport_gateway.logs import log_config
+from homeport_gateway.protocol import BoundedHttp
 
 __all__ = ["CannotListen", "serve"]
 
@@ -47,6 +48,7 @@ def serve(*, host: str = "127.0.0.1", port: int = 8700, uds: Path | None = None,
     uvicorn.run(
         "homeport_gateway.asgi:create",
         factory=True,
+        http=BoundedHttp,
         host=host,
         port=port,
         uds=None if uds is None else str(uds),
@@ -59,6 +61,7 @@ def serve(*, host: str = "127.0.0.1", port: int = 8700, uds: Path | None = None,
         date_header=False,  # the upstream's goes on
         timeout_graceful_shutdown=GRACE_SECONDS,
         ws_max_size=settings.max_request_bytes + _ANSWERED_BYTES,
+        ws_per_message_deflate=False,  # a trickle of it would stand for gigabytes, before anybody has looked
         ws_ping_interval=PING_SECONDS,
         ws_ping_timeout=PING_SECONDS,
     )

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
+from dataclasses import dataclass
 from typing import Any, Final
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from homeport import Exchange, Reason, Rejected, Rejection, Upstream, error_frame, reject
+from homeport import Exchange, Reason, Rejected, Upstream, error_frame
 from homeport_gateway.answers import deny
 from homeport_gateway.config import GatewayUpstream
 from homeport_gateway.forward import Unreachable
 from homeport_gateway.handshake import Connection, Dialer, Lost, Refused, may_be_sent
+from homeport_gateway.headers import sendable
+from homeport_gateway.inbound import ClientGone, InboundSocket
+from homeport_gateway.peeking import named
 from homeport_gateway.routes import SOCKET, Routes
 
 __all__ = ["SocketRelay"]
@@ -21,6 +25,18 @@ _GRACE: Final = 10.0
 """Seconds for a frame that is on its way to a client that has left: a middleware may be making it durable."""
 _GOING_AWAY = 1001
 _NO_WEBSOCKET: Final = frozenset({404, 405, 426, 501})
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Where a frame has to go, and the lane that it names."""
+
+    pin: Upstream | None = None
+    model: str | None = None
+    lane: str | None = None
+
+    def met_by(self, upstream: Upstream) -> bool:
+        return upstream.serves(self.model) if self.pin is None else upstream.name == self.pin.name
 
 
 class _Link:
@@ -62,49 +78,49 @@ class SocketRelay:
         self._routes = routes
         self._dialer = dialer
         self._scope = scope
-        self._receive = receive
-        self._send = send
+        self._client = InboundSocket(receive, send)
         self._exchange = exchange
         self._retryable_status = retryable_status
         self._link: _Link | None = None
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Serve the socket until one side ends it. Raises what ``receive`` and ``send`` raise, but no ``OSError``."""
-        await self._receive()
+        """Serve the socket, after its ``websocket.connect``, until one side ends it.
+
+        Raises :class:`Rejected` for a handshake that is to be refused, and what ``receive`` and ``send`` raise, but not
+        that the client has left.
+        """
         try:
-            link = await self._dial(self._routes.candidates(None, None), pinned=False)
+            self._link = await self._client.guard(self._dial(_Wanted()))
+            await self._client.send({"type": "websocket.accept"})
+            await self._relay(self._link)
         except Refused as refused:
             await self._pass_on(refused)
-            return
-        except Rejected as rejected:
-            await self._deny(rejected.rejection)
-            return
-        self._link = link
-        upward: asyncio.Task[tuple[int, str]] | None = None
+        except ClientGone:
+            pass
+        finally:
+            await self._client.close()
+            if self._link is not None:
+                await self._drop(self._link)
+
+    async def _relay(self, link: _Link) -> None:
+        self._read(link)
+        upward = asyncio.create_task(self._upward())
         try:
-            await self._send({"type": "websocket.accept"})
-            self._read(link)
-            upward = asyncio.create_task(self._upward())
             ends: set[asyncio.Future[Any]] = {upward, self._over}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if upward.done():
                 await self._leave(*upward.result())
             self._raise_what_the_reader_met()
-        except OSError:
-            pass  # so ASGI tells of a client that has left
         finally:
             await self._stop(upward)
-            if self._link is not None:
-                await self._stop(self._link.reader)
-                await self._link.connection.close(_GOING_AWAY)
 
     # -- where to
 
-    async def _dial(self, candidates: list[GatewayUpstream], *, pinned: bool) -> _Link:
+    async def _dial(self, wanted: _Wanted) -> _Link:
         """Connect to the first that takes it. Raises :class:`Refused`, the first refusal, or :class:`Rejected`."""
         refused: Refused | None = None
-        for candidate in candidates:
+        for candidate in self._routes.candidates(wanted.pin, wanted.model):
             identity = self._exchange is not None
             url, fields = self._routes.address(candidate, self._scope, SOCKET, identity=identity)
             try:
@@ -113,78 +129,75 @@ class SocketRelay:
                 continue
             except Refused as error:
                 refused = refused or error
-        raise refused or self._routes.unavailable(pinned=pinned)
+        raise refused or self._routes.unavailable(pinned=wanted.pin is not None)
 
     async def _pass_on(self, refused: Refused) -> None:
         """The upstream's own refusal, unless it only says that there is no WebSocket: 426 makes clients use HTTP."""
         if refused.status in _NO_WEBSOCKET or refused.status < 400:
-            await self._deny(reject(Reason.WEBSOCKET_UNSUPPORTED))
-        else:
-            await deny(self._scope, self._send, refused.status, refused.fields, refused.body)
+            raise Rejected.because(Reason.WEBSOCKET_UNSUPPORTED)
+        if refused.status > 599 or not sendable(refused.fields):
+            raise Rejected.because(Reason.UPSTREAM_FAILED)
+        with contextlib.suppress(ClientGone):
+            await deny(self._scope, self._client.send, refused.status, refused.fields, refused.body)
 
-    async def _deny(self, rejection: Rejection) -> None:
-        status, fields, body = rejection.answer(retryable_status=self._retryable_status)
-        await deny(self._scope, self._send, status, fields, body)
+    async def _place(self, message: Message) -> _Link | None:
+        """The upstream for a frame, for the first one and all that follow; None if there is none, and the client knows.
 
-    async def _bind(self, text: str | None) -> _Link | None:
-        """The upstream for all frames from this one on, the first; None if there is none, and the client knows."""
-        pin, model = self._wanted(text)
+        Raises :class:`ClientGone`.
+        """
+        link = self._link
+        if link is not None and link.ended:
+            return None  # its close is on its way to the client
+        first = link is None or not link.bound.is_set()
+        wanted = self._wanted(message, first=first)
         try:
-            link = await self._link_to(pin, model)
+            return await self._bind(wanted) if first else link
         except (Rejected, Refused) as error:
-            rejected = error if isinstance(error, Rejected) else self._routes.unavailable(pinned=pin is not None)
-            lane = _field(text, "stream_id")
-            frame = error_frame(rejected.rejection, stream_id=lane, retryable_status=self._retryable_status)
-            await self._send({"type": "websocket.send", "text": frame})
+            rejected = error if isinstance(error, Rejected) else self._routes.unavailable(pinned=wanted.pin is not None)
+            frame = error_frame(rejected.rejection, stream_id=wanted.lane, retryable_status=self._retryable_status)
+            await self._client.send({"type": "websocket.send", "text": frame})
             return None
+
+    def _wanted(self, message: Message, *, first: bool) -> _Wanted:
+        """What the exchange says of the frame that was read last; where there is none, what the first frame does."""
+        if self._exchange is not None:
+            return _Wanted(self._exchange.pin, self._exchange.model, self._exchange.stream_id)
+        return _Wanted(None, *named(message.get("text") or "")) if first else _Wanted()
+
+    async def _bind(self, wanted: _Wanted) -> _Link:
+        """Choose it, for all frames from this one on. Raises :class:`Refused` or :class:`Rejected`."""
+        link = await self._link_to(wanted)
         if self._exchange is not None:
             self._exchange.served_by(link.candidate.upstream)
         link.bound.set()
         return link
 
-    def _wanted(self, text: str | None) -> tuple[Upstream | None, str | None]:
-        """The pin and the model of a frame; nobody has inspected it where there is no exchange."""
-        if self._exchange is not None:
-            return self._exchange.pin, self._exchange.model
-        return None, _field(text, "model") if self._routes.by_model else None
-
-    async def _link_to(self, pin: Upstream | None, model: str | None) -> _Link:
-        """The guess if it was right, else a new connection. Raises :class:`Refused` or :class:`Rejected`."""
+    async def _link_to(self, wanted: _Wanted) -> _Link:
+        """The guess if it was right, else a new connection. Raises as :meth:`_bind` does."""
         link = self._link
         if link is not None:
-            met = link.candidate.upstream
-            if met.serves(model) if pin is None else met.name == pin.name:
+            if wanted.met_by(link.candidate.upstream):
                 return link
+            self._link = None
             await self._drop(link)
-        link = self._link = await self._dial(self._routes.candidates(pin, model), pinned=pin is not None)
+        # No frame is read meanwhile, to see the client leave: it would be judged before this one has its upstream.
+        link = self._link = await self._dial(wanted)
         self._read(link)
         return link
-
-    async def _drop(self, link: _Link) -> None:
-        """Leave an upstream that no frame was sent to."""
-        if link.ended:
-            await _until_stopped()
-        self._link = None
-        await self._stop(link.reader)
-        await link.connection.close(_GOING_AWAY)
 
     # -- frames
 
     async def _upward(self) -> tuple[int, str]:
         """The client's frames, until it leaves; gives its close code and reason."""
         while True:
-            message = await self._receive()
+            message = await self._client.receive()
             if message["type"] != "websocket.receive":
                 return message.get("code") or _GOING_AWAY, message.get("reason") or ""
-            link = self._link
-            if link is None or not link.bound.is_set():
-                link = await self._bind(message.get("text"))
-                if link is None:
-                    continue
-            try:
-                await link.connection.send(message)
-            except Lost:
-                await _until_stopped()
+            link = await self._place(message)
+            if link is not None:
+                # Once it is lost, the reader meets its end too, and tells the client.
+                with contextlib.suppress(Lost):
+                    await link.connection.send(message)
 
     def _read(self, link: _Link) -> None:
         link.reader = asyncio.create_task(self._downward(link))
@@ -198,10 +211,10 @@ class SocketRelay:
         """The upstream's frames, then its close."""
         while (message := await link.connection.receive())["type"] == "websocket.send":
             await link.bound.wait()
-            await self._send(message)
+            await self._client.send(message)
         link.ended = True
         if not link.left:
-            await self._send(message)
+            await self._client.send(message)
             await link.connection.close(message["code"])
 
     # -- ends
@@ -222,23 +235,12 @@ class SocketRelay:
         if reader is not None and reader.done() and not reader.cancelled():
             reader.result()
 
+    async def _drop(self, link: _Link) -> None:
+        await self._stop(link.reader)
+        await link.connection.close(_GOING_AWAY)
+
     @staticmethod
     async def _stop(task: asyncio.Task[Any] | None) -> None:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-
-async def _until_stopped() -> None:
-    """The upstream's end has come: the reader meets it too, tells the client, and then all is over."""
-    await asyncio.get_running_loop().create_future()
-
-
-def _field(text: str | None, name: str) -> str | None:
-    """A string at the top of a frame, None where there is none."""
-    try:
-        frame = json.loads(text or "")
-    except (ValueError, RecursionError):
-        return None  # the upstream says what is wrong with it
-    value = frame.get(name) if isinstance(frame, dict) else None
-    return value if isinstance(value, str) else None

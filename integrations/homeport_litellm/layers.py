@@ -116,7 +116,8 @@ class CallLayer:
         else:
             if any(selector.hard for selector in found.selectors):
                 self._refuse(call, refusal())
-        return {**scope, "headers": intake.app_headers()}, intake.receive
+        headers, receive = intake.for_app()
+        return {**scope, "headers": headers}, receive
 
     def _refuse(self, call: Call, rejection: Rejection) -> None:
         call.rejection = rejection

@@ -8,8 +8,8 @@ import mmap
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
-from typing import IO, Protocol
+from collections.abc import Callable, Coroutine, Iterator
+from typing import IO, Any, Protocol
 
 from starlette.types import Message
 
@@ -33,6 +33,7 @@ __all__ = [
 _BLOCK = 1 << 18
 _INLINE_BYTES = 1 << 16  # larger answers are read in a thread, so that other streams keep their latency
 _KEPT_BYTES = 1 << 16
+_EARLY_BYTES = 1 << 16
 _MAX_DECODED = 1 << 30  # of a buffered answer, on disk: more is a bomb
 _JSON = (b"{", b"[", b"\xff", b"\xfe", b"\0")  # or what may be JSON in UTF-16, which nobody records
 _NO_SPACE = re.compile(rb"[^ \t\r\n\xef\xbb\xbf]")
@@ -107,35 +108,25 @@ class KeptAnswer(PlainAnswer):
         if self._messages is None:
             await self._outlet.send(message)
             return
-        self._messages.append(message)
+        if message["type"] == "http.response.start" or message.get("body") or not message.get("more_body", False):
+            self._messages.append(message)
         self._size += len(message.get("body", b""))
         if self._size > _KEPT_BYTES:
             await self.app_over()
 
 
-class InOrder:
-    """Handles one message at a time, in the order in which they come: an app may send from two tasks at once."""
+class SniffedAnswer:
+    """A stream by what was asked for or announced, but not if its first byte says that it is one JSON value.
 
-    def __init__(self) -> None:
-        self._turn = asyncio.Lock()
-
-    async def body(self, message: Message) -> None:
-        async with self._turn:
-            await self._take(message)
-
-    async def _take(self, message: Message) -> None:
-        raise NotImplementedError
-
-
-class SniffedAnswer(InOrder):
-    """A stream by what was asked for or announced, but not if its first byte says that it is one JSON value."""
+    What comes before that byte is held, as one chunk; of a coded body no more than 64 KiB, for its header may have no
+    end (RFC 1952 section 2.3).
+    """
 
     def __init__(self, streamed: Callable[[], Answer], buffered: Callable[[], Answer]) -> None:
-        super().__init__()
         self._streamed = streamed
         self._buffered = buffered
         self._head: Message = {}
-        self._early: list[Message] = []
+        self._early = bytearray()
         self._first = _FirstByte([])
         self._answer: Answer | None = None
 
@@ -143,19 +134,21 @@ class SniffedAnswer(InOrder):
         self._head = message
         self._first = _FirstByte(header_values(message, b"content-encoding"))
 
-    async def _take(self, message: Message) -> None:
-        if self._answer is not None:
-            await self._answer.body(message)
-            return
-        self._early.append(message)
-        json = self._first.is_json(message.get("body", b""))
-        if json is None and message.get("more_body", False):
+    def body(self, message: Message) -> Coroutine[Any, Any, None]:  # no coroutine of its own for each chunk
+        return self._sniff(message) if self._answer is None else self._answer.body(message)
+
+    async def _sniff(self, message: Message) -> None:
+        chunk = message.get("body", b"")
+        json = self._first.is_json(chunk)
+        if json is None and message.get("more_body", False) and len(self._early) + len(chunk) <= _EARLY_BYTES:
+            self._early += chunk
             return
         self._answer = self._buffered() if json else self._streamed()
-        early, self._early = self._early, []
+        if self._early:
+            message = {**message, "body": bytes(self._early) + chunk}
+            self._early.clear()
         await self._answer.start(self._head)
-        for message in early:
-            await self._answer.body(message)
+        await self._answer.body(message)
 
     async def app_over(self) -> None:
         if self._answer is not None:
@@ -195,14 +188,13 @@ class _FirstByte:
         return None
 
 
-class BufferedAnswer(InOrder):
+class BufferedAnswer:
     """Holds head and body until ownership is durable, then releases the very same bytes.
 
     A body beyond ``HOMEPORT_MAX_RESPONSE_BYTES`` goes to a temporary file: a paid answer is never refused for its size.
     """
 
     def __init__(self, outlet: Outlet, recorder: Recorder, settings: Settings) -> None:
-        super().__init__()
         self._outlet = outlet
         self._recorder = recorder
         self._limit = settings.max_response_bytes
@@ -215,7 +207,7 @@ class BufferedAnswer(InOrder):
     async def start(self, message: Message) -> None:
         self._head = message
 
-    async def _take(self, message: Message) -> None:
+    async def body(self, message: Message) -> None:
         chunk = message.get("body", b"")
         if chunk:
             self._chunks.append(chunk)

@@ -37,7 +37,9 @@ _ZSTD_SLICE = 256
 _ZSTD_WINDOW = 1 << 23  # RFC 9659 section 3
 
 _PLAIN_TYPES = frozenset({b"", b"application/json", b"text/json", b"text/plain", b"application/octet-stream"})
-_CHARSET = re.compile(rb"charset[^=;]*=\s*\"?([^\s;\"]*)")
+# A name that goes on as a token is another parameter. One that ends so is not: some readers search for "charset=", as
+# Tomcat does; and "charset*=" (RFC 2231) and "charset =" are charsets to others.
+_CHARSET = re.compile(rb"charset(?![!#$%&'+.^_`|~0-9a-z-])[^=;]*=\s*\"?([^\s;\"]*)")
 _CHARSETS = frozenset({b"utf-8", b"utf8", b"us-ascii"})
 
 _HEAD = 1 << 16
@@ -179,12 +181,12 @@ def check_content_type(values: Sequence[bytes]) -> None:
 
     Raises :class:`homeport.errors.Rejected` for forms, for charsets other than UTF-8, and for two types.
     """
-    if len(values) > 1 or any(b"," in value for value in values):
+    if len(values) > 1 or (values and b"," in values[0]):
         raise ambiguous("it has several content types")
     kind, _, parameters = (values[0] if values else b"").lower().partition(b";")
     kind = kind.strip()
     plain = kind in _PLAIN_TYPES or (kind.startswith(b"application/") and kind.endswith(b"+json"))
-    if not plain or not _CHARSETS.issuperset(_CHARSET.findall(parameters)):
+    if not plain or (parameters and not _CHARSETS.issuperset(_CHARSET.findall(parameters))):
         raise Rejected(
             reject(
                 Reason.UNSUPPORTED_ENCODING,
@@ -194,13 +196,13 @@ def check_content_type(values: Sequence[bytes]) -> None:
         )
 
 
-def check_codings(content_encodings: Sequence[bytes]) -> list[_Layer]:
-    """The layers that the ``Content-Encoding`` header values list, in the order in which they come off.
+def check_codings(content_encodings: Sequence[bytes]) -> tuple[str, ...]:
+    """The codings that the ``Content-Encoding`` header values list, in the order in which they come off.
 
     Raises :class:`Rejected`: UNSUPPORTED_ENCODING for an unknown coding or more than four.
     """
     try:
-        return _layers(content_encodings)
+        return _codings(content_encodings)
     except ValueError:
         raise Rejected.because(Reason.UNSUPPORTED_ENCODING) from None
 
@@ -212,7 +214,7 @@ def decode_body(data: bytes, content_encodings: Sequence[bytes], *, limit: int) 
     layer decodes to more than ``limit`` bytes, INVALID_JSON for data that is corrupt, cut or has a tail,
     AMBIGUOUS_SELECTOR where a reader that takes no notice of the header would find an object in a coded layer.
     """
-    layers = check_codings(content_encodings)
+    layers = [_LAYERS[name]() for name in check_codings(content_encodings)]
     if not data or not layers:
         return data
     pieces: Iterable[bytes] = (data,)
@@ -292,12 +294,18 @@ class StreamDecoder:
 
 
 def _layers(content_encodings: Sequence[bytes]) -> list[_Layer]:
-    """The layers in the order in which they come off: the last one applied first."""
+    return [_LAYERS[name]() for name in _codings(content_encodings)]
+
+
+def _codings(content_encodings: Sequence[bytes]) -> tuple[str, ...]:
+    """The codings in the order in which they come off: the last one applied first."""
+    if not content_encodings:
+        return ()
     listed = b",".join(content_encodings).decode("latin-1").lower().split(",")
     names = [name for part in listed if (name := part.strip(" \t")) not in ("", "identity")]
     if len(names) > MAX_LAYERS or not all(name in _LAYERS for name in names):
         raise ValueError("unknown content coding")
-    return [_LAYERS[name]() for name in reversed(names)]
+    return tuple(reversed(names))
 
 
 def _through(layer: _Layer, pieces: Iterable[bytes], limit: int | None) -> Iterator[bytes]:

@@ -14,6 +14,7 @@ from homeport.observation import ObservedEvent, observe_event
 from homeport.operations import Operation
 from homeport.selectors import Inspected, Selector, id_member, inspect_members, text_member, top_level
 from homeport.sse import Event
+from homeport.strictjson import Members
 
 __all__ = ["Frame", "Heard", "hear", "inspect_frame", "lane_of"]
 
@@ -22,6 +23,12 @@ _OPERATIONS: Mapping[str, Operation] = {
     "response.create": Operation.CREATE,
     "response.steer": Operation.STEER,
     "response.inject": Operation.INJECT,
+}
+_EVERY = {"type", "event_id", "stream_id", "input"}
+# The API has three members each; the others name no state.
+_MEMBERS = {
+    Operation.STEER: frozenset({*_EVERY, "previous_response_id"}),
+    Operation.INJECT: frozenset({*_EVERY, "response_id"}),
 }
 _ERROR = re.compile(rb'"type"\s*:\s*"error"')
 _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
@@ -65,17 +72,25 @@ def inspect_frame(data: bytes, *, max_selectors: int) -> Frame:
     operation = _OPERATIONS.get(text_member("type", top) or "")
     if operation is None:
         raise Rejected(reject(Reason.UNSUPPORTED_OPERATION, message=_UNKNOWN))
-    if "response" in top:
-        # Where the Realtime API has its fields: a server might look there too.
-        raise ambiguous("the message has a member 'response'")
+    _check_members(operation, top)
     stream_id = text_member("stream_id", top)
     if stream_id is not None and not _STREAM_ID.fullmatch(stream_id):
         raise Rejected(reject(Reason.INVALID_TYPE, message=_BAD_LANE, param="stream_id"))
     request = inspect_members(operation, top, max_selectors=max_selectors)
-    injected = id_member("response_id", top) if operation is Operation.INJECT else None
+    injected = id_member("response_id", top)
     if injected is not None:
         request = replace(request, selectors=(Selector(Kind.RESPONSE, injected, injected=True), *request.selectors))
     return Frame(operation, request, stream_id)
+
+
+def _check_members(operation: Operation, top: Members) -> None:
+    """Refuse what a lenient server might take for a reference."""
+    allowed = _MEMBERS.get(operation)
+    if allowed is not None and not top.keys() <= allowed:
+        raise ambiguous("a message of this type has no other members than those of the API")
+    for name in ("response", "response_id"):  # the first is where the Realtime API has its fields
+        if name in top and (allowed is None or name not in allowed):
+            raise ambiguous(f"the message has a member '{name}'")
 
 
 def hear(data: bytes) -> Heard:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from cachetools import LRUCache
 
+from homeport.errors import Reason, Rejected, reject
 from homeport.gate import Gate
 from homeport.keys import Kind, Tenant
 from homeport.ledger import Ledger
@@ -20,6 +20,7 @@ from homeport.selectors import Inspected, Selector
 __all__ = ["Lanes"]
 
 _MAX_LANES = 64  # the API has 32 named ones
+_TOO_MANY = "As many responses as this gateway keeps apart are waiting on this WebSocket."
 _MAX_LOCAL = 1024  # ids that only this socket knows; the API keeps one a lane
 
 _ByLane: TypeAlias = "LRUCache[str | None, _Lane]"
@@ -27,16 +28,10 @@ _ByLane: TypeAlias = "LRUCache[str | None, _Lane]"
 
 @dataclass(slots=True)
 class _Lane:
-    """Responses that come one after the other, in the order of the creates that wait for theirs."""
+    """Responses that come one after the other. ``request`` is of the latest: what that does not say, it did."""
 
-    asked: deque[Inspected] = field(default_factory=lambda: deque(maxlen=_MAX_LANES))
-    request: Inspected = field(default_factory=Inspected)  # of the latest response: what that does not say, it did
+    request: Inspected = field(default_factory=Inspected)
     turns: Turns = field(default_factory=Turns)
-
-    def begin(self) -> None:
-        """A response begins: the next one that was asked for, if it is not one that steering starts."""
-        if self.asked:
-            self.request = self.asked.popleft()
 
 
 class Lanes:
@@ -49,19 +44,33 @@ class Lanes:
     def __init__(self, gate: Gate, port: ExchangePort) -> None:
         self._gate = gate
         self._port = port
+        self._asked: list[tuple[str | None, Inspected]] = []  # creates whose response has not begun, in order
         self._lanes: _ByLane = LRUCache(_MAX_LANES)
         self._under_way: LRUCache[str, Ledger] = LRUCache(_MAX_LANES)
         self._local: LRUCache[Selector, None] = LRUCache(_MAX_LOCAL)
 
     def create(self, stream_id: str | None, request: Inspected) -> None:
-        """A client asked for a response on the lane ``stream_id``."""
-        self._lane(stream_id).asked.append(request)
+        """A client asks for a response on the lane ``stream_id``.
+
+        Raises :class:`Rejected` if 64 are waiting for theirs: one that was forgotten would count as stored.
+        """
+        if len(self._asked) >= _MAX_LANES:
+            raise Rejected(reject(Reason.TOO_MANY_SELECTORS, message=_TOO_MANY))
+        # Content is not kept: what will be asked of it is what it said of storing, and of a conversation.
+        kept = tuple(s for s in request.selectors if s.kind is Kind.CONVERSATION)
+        self._asked.append((stream_id, replace(request, selectors=kept)))
 
     def failed(self, stream_id: str | None) -> None:
         """The server answered with an error: where no response is under way, one that was asked for will not come."""
-        lane = self._lane(stream_id)
-        if lane.asked and not lane.turns.open:
-            lane.asked.popleft()
+        if not self._lane(stream_id).turns.open:
+            self._next(stream_id)
+
+    def _next(self, stream_id: str | None) -> Inspected | None:
+        """The create that is answered next on a lane; servers that name no lanes answer in order."""
+        waiting = [lane for lane, _ in self._asked]
+        if stream_id in waiting:
+            return self._asked.pop(waiting.index(stream_id))[1]
+        return self._asked.pop(0)[1] if stream_id is None and waiting else None
 
     def known(self, request: Inspected) -> dict[Selector, Record]:
         """What of that which ``request`` refers to only this socket knows: its owner is who is at the other end."""
@@ -78,7 +87,7 @@ class Lanes:
         """Make durable what an event shows before it goes out; pins the socket. Raises :class:`Rejected`."""
         lane = self._lane(stream_id)
         if found.observed.id is not None and not lane.turns.shown(found.observed.id):
-            lane.begin()
+            lane.request = self._next(stream_id) or lane.request
         taken = lane.turns.take(found)
         if taken is None or taken.observed.empty:
             return
@@ -90,14 +99,15 @@ class Lanes:
         ledger = self._under_way.pop(observed.id or "", None)
         if ledger is None:
             ledger = self._gate.ledger(Operation.CREATE, tenant, lane.request)
+        unstored = None if ledger.keeps(observed) else observed.id
+        if unstored is not None and not taken.shown and not await ledger.unstored(unstored, owner):
+            unstored = None
         await (ledger.final if taken.terminal else ledger.pending)(observed, owner)
         self._port.pin = self._port.pin or owner
-        if observed.id is None:
-            return
-        if not taken.terminal:
+        if observed.id is not None and not taken.terminal:
             self._under_way[observed.id] = ledger
-        if not ledger.keeps(observed):
-            self._local[self._plain(Selector(Kind.RESPONSE, observed.id))] = None
+        if unstored is not None:
+            self._local[self._plain(Selector(Kind.RESPONSE, unstored))] = None
 
     def _lane(self, stream_id: str | None) -> _Lane:
         lane = self._lanes.get(stream_id)

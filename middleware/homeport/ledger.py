@@ -120,6 +120,26 @@ class Ledger:
         await self._commit(owner, [entry])
         self._pending[observed.id] = (entry.key,) if entry.claim is None else (entry.key, entry.claim.key)
 
+    async def unstored(self, response_id: str, owner: Upstream) -> bool:
+        """Claim the id of a response that is not stored, where it can be continued all the same: on its own WebSocket.
+
+        Without it, an id that belongs to somebody else would be the tenant's for having been answered with. False if
+        the store does not take it, which is no reason to fail what is not stored. Raises :class:`Rejected` with
+        OWNER_CONFLICT.
+        """
+        claim = self._claim(Kind.RESPONSE, response_id, owner, self._settings.pending_ttl, Progress.PENDING)
+        if claim is None:
+            return True
+        if not self._state.healthy:
+            return False
+        try:
+            await self._commit(owner, [claim], timeout=min(_BEST_EFFORT_TIMEOUT, self._settings.commit_timeout))
+        except Rejected as rejected:
+            if rejected.rejection.reason is Reason.OWNER_CONFLICT:
+                raise
+            return False
+        return True
+
     async def final(self, observed: Observed, owner: Upstream) -> None:
         """Own everything that a finished, or queued, response leaves behind; or a conversation, or a container."""
         if self.operation in _RESOURCES:

@@ -145,7 +145,7 @@ _MAX_SHAPE = max(len(shape) for shape in _ROUTES)
 
 _ABSOLUTE = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
 _URL_ENDS = re.compile(r"[?#]")
-_UNSEEN = dict.fromkeys(map(ord, "\t\r\n"))
+_SPECIAL = re.compile(r"[%\\?#\t\r\n\0]")
 _C0_OR_SPACE = "".join(map(chr, range(0x21)))
 
 
@@ -177,26 +177,21 @@ class OperationMatcher:
         AMBIGUOUS_SELECTOR for a path that reads as two operations or ids, INVALID_TYPE for an id that is not UTF-8,
         holds a NUL or is longer than 4096 bytes.
         """
-        # Every request of the app comes here first: a regular expression takes three times as long.
-        texts = [path]
-        plain = "%" not in path and "\\" not in path and "?" not in path and "#" not in path
-        unseen = "\t" in path or "\r" in path or "\n" in path or "\0" in path or path[-1:] <= " "
-        if not plain or unseen or path[:1] != "/":
-            texts += _rereadings(path, root_path)
-        for text in texts:
-            folded = text.casefold()
-            if "responses" in folded or "conversations" in folded or "containers" in folded:
-                return self._match(method.upper(), texts, raw_path, _static(root_path))
-        return None
+        # Every request of the app comes here first.
+        if not _names_ours(path) and not _hides_ours(path):
+            return None
+        return self._match(method.upper(), path, raw_path, root_path)
 
-    def _match(self, method: str, texts: list[str], raw_path: bytes | None, root: tuple[str, ...]) -> Match | None:
-        """The operation of a decoded path, the first of ``texts``, that may be read as the others too."""
+    def _match(self, method: str, path: str, raw_path: bytes | None, root_path: str) -> Match | None:
         if method == "OPTIONS":
             return None
-        if len(texts[0]) > _MAX_PATH:
+        if len(path) > _MAX_PATH:
             raise ambiguous("its path is too long")  # every reading of it takes time
+        root = _static(root_path)
         # Some servers leave the query in raw_path.
         ways = [] if raw_path is None else [[_unquote(s) for s in raw_path.partition(b"?")[0].split(b"/")]]
+        plain = path[:1] == "/" and path[-1:] > " " and not _SPECIAL.search(path)
+        texts = [path] if plain else [path, *_rereadings(path, root_path)]
         ways += [way for text in texts if (way := text.split("/")) not in ways]
 
         def read(normalise: Callable[[list[str]], list[str]]) -> _Reading | None:
@@ -254,6 +249,20 @@ def _shape(resource: str, rest: list[str]) -> tuple[str, ...]:
     return (resource, *words)
 
 
+def _names_ours(path: str) -> bool:
+    folded = path.casefold()
+    return "responses" in folded or "conversations" in folded or "containers" in folded
+
+
+def _hides_ours(path: str) -> bool:
+    """Whether any of :func:`_rereadings` may name a collection where ``path`` does not.
+
+    Of its steps only decoding and dropping what is unseen put letters together that did not stand together.
+    """
+    shown = _visible(_decoded_again(path) if "%" in path else path)
+    return shown is not path and _names_ours(shown)
+
+
 def _agree(first: _Reading | None, second: _Reading | None) -> _Reading | None:
     """The one reading of two, ``first`` where ``second`` is a path that the API does not have."""
     if first is None or second is None:
@@ -278,9 +287,9 @@ def _rereadings(path: str, root_path: str = "") -> list[str]:
     texts = [path]
     for step in (
         lambda text: _ABSOLUTE.sub("", text.removeprefix(root_path)) if "://" in text else text,
-        lambda text: _unquote(text.encode("utf-8", "surrogatepass")) if "%" in text else text,
+        lambda text: _decoded_again(text) if "%" in text else text,
         lambda text: text.replace("\\", "/"),
-        lambda text: text.translate(_UNSEEN),
+        _visible,
         lambda text: text.rstrip(_C0_OR_SPACE),
         lambda text: _URL_ENDS.split(text, maxsplit=1)[0],
         lambda text: text.partition("\0")[0],
@@ -301,6 +310,14 @@ def _check_ids(ids: Iterable[str]) -> None:
 
 def _unquote(segment: bytes) -> str:
     return unquote_to_bytes(segment).decode("utf-8", "surrogateescape")
+
+
+def _decoded_again(text: str) -> str:
+    return _unquote(text.encode("utf-8", "surrogatepass"))
+
+
+def _visible(text: str) -> str:
+    return text.replace("\t", "").replace("\r", "").replace("\n", "")
 
 
 def _bare(segment: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 from homeport.adapter import Adapter
 from homeport.errors import Reason, Rejected, Rejection, reject
@@ -13,6 +14,15 @@ from homeport.selectors import Inspected, Selector
 from homeport.upstreams import Upstream, UpstreamDirectory
 
 __all__ = ["ExchangePort"]
+
+
+async def _ended(_tenant: Tenant, _adopt: Adopt | None) -> None:
+    raise RuntimeError("the exchange is over")
+
+
+def _ignored(_rejection: Rejection) -> None:
+    pass
+
 
 _NOT_REPORTED = "The response names an upstream that the application did not report."
 
@@ -85,6 +95,15 @@ class ExchangePort:
     def refuse(self, rejection: Rejection) -> None:
         if not self.over:
             self._refuse(rejection)
+
+    def end(self) -> None:
+        """Nothing more is said or asked: let go of the request, and of who is called.
+
+        Without it what a client has sent would stay in memory until the collector comes for the cycle.
+        """
+        self.over = True
+        self.request = replace(self.request, selectors=())
+        self._admit, self._refuse = _ended, _ignored
 
     # For who judges it
 

@@ -70,6 +70,7 @@ class Responder:
         self._decided = False
         self._refused = False  # by the app itself
         self._admission = asyncio.Lock()  # one admission at a time: the second caller waits for what the first finds
+        self._sending = asyncio.Lock()
 
     # The way of the request
 
@@ -99,12 +100,17 @@ class Responder:
             self._cut.over()
             if self._answer is not None:
                 self._answer.close()
-        await self._conclude(fault)
+        try:
+            await self._conclude(fault)
+        finally:
+            self._port.end()
+            self._answer = None  # a cycle, that would keep what was sent until the collector comes for it
 
     async def _prepare(self) -> None:
         operation = self._match.operation
-        if operation is Operation.COLLECTION and any(k.lower() == b"upgrade" for k, _ in self._intake.headers):
-            # A server without a WebSocket library hands the upgrade on as a GET; 426 makes clients fall back to HTTP.
+        if any(k.lower() == b"upgrade" and v.lower() == b"websocket" for k, v in self._intake.headers):
+            # A server without a WebSocket library hands the upgrade on as a request, and no body comes after it; 426
+            # makes clients fall back to HTTP.
             raise Rejected.because(Reason.WEBSOCKET_UNSUPPORTED)
         if operation is Operation.COLLECTION and self._settings.tenant_mode != "single":
             raise Rejected.because(Reason.UNSUPPORTED_OPERATION)
@@ -155,32 +161,31 @@ class Responder:
     # The way of the response
 
     async def _app_send(self, message: Message) -> None:
-        # In the order in which they come, though an app may send from two tasks at once; no ``async with``: it would be
-        # two more coroutines for each chunk.
+        # One at a time, in the order in which they come: an app may send from two tasks at once. Not ``async with``,
+        # which is two more coroutines for each chunk.
         await self._sending.acquire()
         try:
-            await self._take(message)
+            if message["type"] == "http.response.start":
+                await self._start(message)
+            elif message["type"] == "http.response.body" and self._answer is not None:
+                await self._answer.body(message)
+            else:
+                await self._outlet.send(message)
         finally:
             self._sending.release()
 
-    async def _take(self, message: Message) -> None:
-        kind = message["type"]
-        if kind == "http.response.start":
-            try:
-                self._answer = self._begin(message)
-                if self._ledger is not None and self._ledger.deletes and 200 <= message["status"] < 300:
-                    await self._ledger.deleted(self._port.request.selectors[0])
-            except Rejected as rejected:
-                self._count(rejected.rejection.reason.value)
-                await self._outlet.reject(rejected.rejection)
-                if self._rejection is None:
-                    self._outlet.end_app(0)  # nobody will see what it still does, and a provider may be paid for it
-                return
-            await self._answer.start(self._gate.without_report(message))
-        elif kind == "http.response.body" and self._answer is not None:
-            await self._answer.body(message)
-        else:
-            await self._outlet.send(message)
+    async def _start(self, message: Message) -> None:
+        try:
+            self._answer = self._begin(message)
+            if self._ledger is not None and self._ledger.deletes and 200 <= message["status"] < 300:
+                await self._ledger.deleted(self._port.request.selectors[0])
+        except Rejected as rejected:
+            self._count(rejected.rejection.reason.value)
+            await self._outlet.reject(rejected.rejection)
+            if self._rejection is None:
+                self._outlet.end_app(0)  # nobody will see what it still does, and a provider may be paid for it
+            return
+        await self._answer.start(self._gate.without_report(message))
 
     def _begin(self, message: Message) -> Answer:
         """Choose how this response is answered. Raises :class:`Rejected` for one that may not reach the client."""

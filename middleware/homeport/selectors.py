@@ -6,7 +6,6 @@ for their own messages.
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from homeport import strictjson
 from homeport.errors import Reason, Rejected, ambiguous, reject
 from homeport.keys import Kind
 from homeport.operations import MAX_ID_BYTES, Match, Operation
+from homeport.strictjson import Members, Reader
 
 __all__ = [
     "Inspected",
@@ -33,10 +33,23 @@ _FLAGS = ("stream", "store", "background")
 _STATE = ("previous_response_id", "conversation", "input", "items", "tools", "prompt_cache_options")
 _TOP = frozenset({*_STATE, *_FLAGS, "model", "extra_body"})
 _ITEM = frozenset(
-    {"id", "type", "role", "encrypted_content", "result", "container", "container_id", "environment", "tools"}
+    {
+        "id",
+        "type",
+        "role",
+        "content",
+        "encrypted_content",
+        "result",
+        "container",
+        "container_id",
+        "environment",
+        "tools",
+    }
 )
+_ROLES = frozenset({"user", "assistant", "system", "developer", "tool", "critic", "discriminator", "unknown"})
 _TOOL = frozenset({"type", "container", "container_id", "environment", "tools"})
 _NAMED = frozenset({"id", "container", "container_id", "type"})
+_MAX_MODEL_BYTES = 1024  # it is repeated in answers
 _MAX_DEPTH = 4  # of tools inside of tools, and of holders of containers
 
 # By folded type. Without this member the item is a mere pointer to what the upstream stored under its id.
@@ -91,18 +104,22 @@ def inspect_body(operation: Operation, body: bytes, *, max_selectors: int) -> In
     return inspect_members(operation, top_level(body), max_selectors=max_selectors)
 
 
-def top_level(body: bytes, also: frozenset[str] = frozenset()) -> strictjson.Members:
+def top_level(body: bytes, also: frozenset[str] = frozenset()) -> Members:
     """The members of the object ``body``; ``also`` are names that matter to the caller. Raises :class:`Rejected`."""
-    strictjson.begin()
-    with _judged():
+    try:
         strictjson.check_text(body)
-        return strictjson.members(body, _TOP | also)
+        return Reader().members(body, _TOP | also if also else _TOP)
+    except strictjson.Unreadable as error:
+        raise _refusal(error) from None
 
 
-def inspect_members(operation: Operation, top: strictjson.Members, *, max_selectors: int) -> Inspected:
-    """The selectors in ``top``, which :func:`top_level` has just given in this thread. Raises :class:`Rejected`."""
-    with _judged():
-        selectors = _bounded(_references(operation, top), max_selectors)
+def inspect_members(operation: Operation, top: Members, *, max_selectors: int) -> Inspected:
+    """The selectors in ``top``, which :func:`top_level` has given. Raises :class:`Rejected`."""
+    reader = Reader(len(top))  # no key of ``top`` occurs twice, so they were counted as many as there are
+    try:
+        selectors = _bounded(_references(reader, operation, top), max_selectors)
+    except strictjson.Unreadable as error:
+        raise _refusal(error) from None
     return Inspected(
         selectors,
         model=_text_or_none(top.get("model")),
@@ -112,100 +129,99 @@ def inspect_members(operation: Operation, top: strictjson.Members, *, max_select
     )
 
 
-@contextlib.contextmanager
-def _judged() -> Iterator[None]:
-    try:
-        yield
-    except strictjson.Ambiguous as what:
-        raise ambiguous(str(what)) from None
-    except strictjson.TooMany:
+def _refusal(error: strictjson.Unreadable) -> Rejected:
+    if isinstance(error, strictjson.Ambiguous):
+        return ambiguous(str(error))
+    if isinstance(error, strictjson.TooMany):
         text = "The request holds more items than this gateway inspects."
-        raise Rejected(reject(Reason.TOO_MANY_SELECTORS, message=text)) from None
-    except strictjson.Invalid:
-        raise Rejected.because(Reason.INVALID_JSON) from None
+        return Rejected(reject(Reason.TOO_MANY_SELECTORS, message=text))
+    return Rejected.because(Reason.INVALID_JSON)
 
 
-def _references(operation: Operation, top: strictjson.Members) -> Iterator[Selector]:
-    _check_extra(top.get("extra_body"))
+def _references(reader: Reader, operation: Operation, top: Members) -> Iterator[Selector]:
+    _check_extra(reader, top.get("extra_body"))
     if operation in (Operation.CONVERSATION_CREATE, Operation.ITEMS_CREATE):
-        yield from _in_items("items", top.get("items"))
+        yield from _in_items(reader, "items", top.get("items"))
         return
     _check_plain(top)
     previous = _id("previous_response_id", top.get("previous_response_id"))
-    conversation = _conversation_id(top.get("conversation"))
+    conversation = _conversation_id(reader, top.get("conversation"))
     if previous and conversation:
         raise Rejected.because(Reason.MUTUALLY_EXCLUSIVE)
     if previous:
         yield Selector(Kind.RESPONSE, previous)
     if conversation:
         yield Selector(Kind.CONVERSATION, conversation)
-    compared = _compared_id(top.get("prompt_cache_options"))
+    compared = _compared_id(reader, top.get("prompt_cache_options"))
     if compared:
         yield Selector(Kind.RESPONSE, compared)
-    yield from _in_items("input", top.get("input"))
-    yield from _in_tools("tools", top.get("tools"))
+    yield from _in_items(reader, "input", top.get("input"))
+    yield from _in_tools(reader, "tools", top.get("tools"))
 
 
-def _check_plain(top: strictjson.Members) -> None:
+def _check_plain(top: Members) -> None:
     """Refuse what some readers coerce: ``"false"``, ``0``."""
     for name in _FLAGS:
-        if _kind(top.get(name)) not in ("a boolean", "null", "nothing"):
-            raise _invalid_type(name, "a boolean", _kind(top.get(name)))
-    _text("model", top.get("model"))
+        if name in top and _kind(top[name]) not in ("a boolean", "null"):
+            raise _invalid_type(name, "a boolean", _kind(top[name]))
+    if len((_text("model", top.get("model")) or "").encode()) > _MAX_MODEL_BYTES:
+        raise _invalid_type("model", f"at most {_MAX_MODEL_BYTES} bytes", "more")
 
 
-def _check_extra(raw: msgspec.Raw | None) -> None:
+def _check_extra(reader: Reader, raw: msgspec.Raw | None) -> None:
     """Refuse members of a body in its ``extra_body``: an app that calls OpenAI's SDK with them all would merge it."""
     if _is_absent(raw):
         return
     try:
         # Pairs in an array could be merged as well.
-        plain = _kind(raw) == "an object" and not _TOP & strictjson.members(raw or b"", _TOP).keys()
+        plain = _kind(raw) == "an object" and not _TOP & reader.members(raw or b"", _TOP).keys()
     except strictjson.Ambiguous:
         plain = False
     if not plain:
         raise ambiguous("members of the body are in its extra_body", param="extra_body")
 
 
-def _conversation_id(raw: msgspec.Raw | None) -> str | None:
+def _conversation_id(reader: Reader, raw: msgspec.Raw | None) -> str | None:
     if _kind(raw) != "an object":
         return _id("conversation", raw)
-    found = strictjson.members(raw or b"", frozenset({"id"}))
+    found = reader.members(raw or b"", frozenset({"id"}))
     if "id" not in found:
         raise _invalid_type("conversation.id", "a string", "nothing")
     return _id("conversation.id", found["id"])
 
 
-def _compared_id(raw: msgspec.Raw | None) -> str | None:
+def _compared_id(reader: Reader, raw: msgspec.Raw | None) -> str | None:
     """A response with whose use of the prompt cache the upstream is to compare."""
     if _is_absent(raw):
         return None
     if _kind(raw) != "an object":
         raise _invalid_type("prompt_cache_options", "an object", _kind(raw))
     name = "comparison_response_id"
-    return _id(f"prompt_cache_options.{name}", strictjson.members(raw or b"", frozenset({name})).get(name))
+    return _id(f"prompt_cache_options.{name}", reader.members(raw or b"", frozenset({name})).get(name))
 
 
-def _objects(name: str, raw: msgspec.Raw | None, known: frozenset[str]) -> Iterator[tuple[str, strictjson.Members]]:
+def _objects(
+    reader: Reader, name: str, raw: msgspec.Raw | None, known: frozenset[str]
+) -> Iterator[tuple[str, Members]]:
     """The objects of the array ``raw``, each with its name for error messages."""
     try:
-        elements = strictjson.array(raw or b"[]", known)
+        elements = reader.array(raw or b"[]", known)
     except strictjson.NotAnObject:
         raise _invalid_type(name, "an array of objects", "something else in it") from None
     for index, element in enumerate(elements):
         yield f"{name}[{index}]", element
 
 
-def _in_items(name: str, raw: msgspec.Raw | None) -> Iterator[Selector]:
+def _in_items(reader: Reader, name: str, raw: msgspec.Raw | None) -> Iterator[Selector]:
     if _is_absent(raw) or _kind(raw) == "a string":
         return
     if _kind(raw) != "an array":
         raise _invalid_type(name, "an array", _kind(raw))
-    for item_name, item in _objects(name, raw, _ITEM):
-        yield from _in_item(item_name, item)
+    for item_name, item in _objects(reader, name, raw, _ITEM):
+        yield from _in_item(reader, item_name, item)
 
 
-def _in_item(name: str, item: strictjson.Members) -> Iterator[Selector]:
+def _in_item(reader: Reader, name: str, item: Members) -> Iterator[Selector]:
     item_type = _type(name, item)
     encrypted = _text_or_none(item.get("encrypted_content"))
     if encrypted:
@@ -214,12 +230,12 @@ def _in_item(name: str, item: strictjson.Members) -> Iterator[Selector]:
         item_id = _id(f"{name}.id", item.get("id"))
         if item_id:
             yield Selector(Kind.ITEM, item_id)
-    for container in _containers(name, item):
+    for container in _containers(reader, name, item):
         yield Selector(Kind.CONTAINER, container, hard=False)
-    yield from _in_tools(f"{name}.tools", item.get("tools"))
+    yield from _in_tools(reader, f"{name}.tools", item.get("tools"))
 
 
-def _type(name: str, item: strictjson.Members) -> str:
+def _type(name: str, item: Members) -> str:
     """The type of an item, folded: as the name of a C# or protobuf enum it may come in another spelling."""
     text = _deciding(f"{name}.type", item.get("type"))
     if len(text) > strictjson.MAX_NAME:
@@ -238,28 +254,32 @@ def _deciding(name: str, raw: msgspec.Raw | None) -> str:
     return "" if text.isspace() else text
 
 
-def _is_pointer(name: str, item: strictjson.Members, item_type: str) -> bool:
+def _is_pointer(name: str, item: Members, item_type: str) -> bool:
     if item_type == "itemreference":
         return True
-    # WIRE.md section 0: the type of an item_reference is optional and nullable.
-    content = _CONTENT_OF.get(item_type) if item_type else "role"
+    if not item_type:
+        # WIRE.md section 0: the type of an item_reference is optional and nullable. A message without one has a role
+        # and content; with less, readers that try one shape after the other end at the reference.
+        role = strictjson.fold(_deciding(f"{name}.role", item.get("role")))
+        return role not in _ROLES or _is_absent(item.get("content"))
+    content = _CONTENT_OF.get(item_type)
     return content is not None and not _deciding(f"{name}.{content}", item.get(content))
 
 
-def _in_tools(name: str, raw: msgspec.Raw | None, depth: int = 0) -> Iterator[Selector]:
+def _in_tools(reader: Reader, name: str, raw: msgspec.Raw | None, depth: int = 0) -> Iterator[Selector]:
     if _is_absent(raw):
         return
     if _kind(raw) != "an array":
         raise _invalid_type(name, "an array", _kind(raw))
     if depth > _MAX_DEPTH:
         raise _invalid_type(name, "no more tools inside of tools", "more")
-    for tool_name, tool in _objects(name, raw, _TOOL):
-        for container in _containers(tool_name, tool):
+    for tool_name, tool in _objects(reader, name, raw, _TOOL):
+        for container in _containers(reader, tool_name, tool):
             yield Selector(Kind.CONTAINER, container)
-        yield from _in_tools(f"{tool_name}.tools", tool.get("tools"), depth + 1)
+        yield from _in_tools(reader, f"{tool_name}.tools", tool.get("tools"), depth + 1)
 
 
-def _containers(name: str, holder: strictjson.Members, depth: int = 0) -> Iterator[str]:
+def _containers(reader: Reader, name: str, holder: Members, depth: int = 0) -> Iterator[str]:
     """Containers named by ``container`` or ``container_id``, as an id or an object, or inside of ``environment``."""
     for key in ("container", "container_id", "environment"):
         raw = holder.get(key)
@@ -275,11 +295,11 @@ def _containers(name: str, holder: strictjson.Members, depth: int = 0) -> Iterat
             continue
         if depth > _MAX_DEPTH:
             raise _invalid_type(where, "a container", "objects inside of objects")
-        inner = strictjson.members(raw, _NAMED)
+        inner = reader.members(raw, _NAMED)
         found = _id(f"{where}.id", inner.get("id"))
         if found:
             yield found
-        yield from _containers(where, inner, depth + 1)
+        yield from _containers(reader, where, inner, depth + 1)
 
 
 def _bounded(found: Iterator[Selector], limit: int) -> tuple[Selector, ...]:
@@ -374,11 +394,11 @@ def _invalid_value(name: str) -> Rejected:
     return Rejected(reject(Reason.INVALID_TYPE, message=message, param=name))
 
 
-def text_member(name: str, of: strictjson.Members) -> str | None:
+def text_member(name: str, of: Members) -> str | None:
     """The text ``name`` of an object; None if it is absent. Raises :class:`Rejected` for any other type."""
     return _text(name, of.get(name))
 
 
-def id_member(name: str, of: strictjson.Members) -> str | None:
+def id_member(name: str, of: Members) -> str | None:
     """The same for an id: at most 4 KiB without a NUL."""
     return _id(name, of.get(name))

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-__all__ = ["Event", "EventTooLarge", "Framer", "blocks", "is_event_stream", "read"]
+__all__ = ["Event", "EventTooLarge", "Framer", "LargeEvent", "blocks", "is_event_stream", "read"]
 
 _LF, _CR, _COLON = b"\n\r:"
 _LINE_ENDS = b"\n\r"
@@ -44,23 +44,29 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
     ``name`` is the value of its last ``event`` field. ``data`` is its ``data`` lines, joined; None if there is none, as
     in a comment or a stray blank line. ``complete`` is False for what a stream leaves behind when it ends without a
-    blank line: a strict client drops it. ``unread`` is True for a large one whose fields wait for :func:`read`.
+    blank line: a strict client drops it. Of a large one, ``raw`` is a bytearray and ``data`` a view of it.
     """
 
     raw: bytes | bytearray  # a struct, as one is made per event: a frozen dataclass takes seven times as long
     name: bytes = b""
     data: bytes | memoryview | None = None
     complete: bool = True
-    unread: bool = False
-    bom: bool = False
 
 
-def read(event: Event) -> Event:
+class LargeEvent(msgspec.Struct, frozen=True, gc=False):
+    """An event whose fields wait for :func:`read`; ``bom`` says that a byte order mark stands in front of them."""
+
+    raw: bytearray
+    complete: bool
+    bom: bool
+
+
+def read(event: Event | LargeEvent) -> Event:
     """``event`` with its fields, its data as a view.
 
     Made for a thread: linear, and no single step of it searches or copies more than it must, as others wait meanwhile.
     """
-    if not event.unread:
+    if isinstance(event, Event):
         return event
     raw, view = event.raw, memoryview(event.raw)
     name = b""
@@ -134,7 +140,7 @@ def _end_of_block(text: bytes, scan: int, starts_line: bool, has_cr: bool) -> in
 class Framer:
     """Cuts one stream into events: ``feed`` it every chunk, then ``close`` it.
 
-    An event of more than ``read_bytes`` that came in several chunks is handed out unread.
+    An event of more than ``read_bytes`` that came in several chunks is handed out as a :class:`LargeEvent`.
     """
 
     __slots__ = ("_bom", "_failed", "_held", "_last", "_max_event_bytes", "_opening", "_read_bytes")
@@ -153,11 +159,6 @@ class Framer:
         """How many bytes are held back because their event has not ended."""
         return len(self._held)
 
-    @property
-    def whole(self) -> bool:
-        """Whether everything seen belongs to events that are out: a lone LF may close the line end of the last."""
-        return not self._held or self._held == b"\n"
-
     def rest_of_line_end(self) -> bytes:
         """The LF that closes the line end of an event that is out, if one is held. It is held no longer."""
         if self._held != b"\n":
@@ -165,7 +166,7 @@ class Framer:
         self._held.clear()
         return b"\n"
 
-    def feed(self, chunk: bytes) -> list[Event]:
+    def feed(self, chunk: bytes) -> list[Event | LargeEvent]:
         """The events that end in ``chunk``.
 
         A CR at the end of a chunk may be half of a line end. An event that it ends is not kept waiting: the LF, should
@@ -196,16 +197,16 @@ class Framer:
 
         return self._cut(chunk, scan, starts_line)
 
-    def _cut(self, chunk: bytes, scan: int, starts_line: bool) -> list[Event]:
+    def _cut(self, chunk: bytes, scan: int, starts_line: bool) -> list[Event | LargeEvent]:
         size = len(chunk)
         may_exceed = len(self._held) + size > self._max_event_bytes
         has_cr = _CR in chunk
-        events: list[Event] = []
+        events: list[Event | LargeEvent] = []
         start = 0
         while scan < size:
             if not has_cr and not self._held and scan == start and (usual := _USUAL.match(chunk, scan)):
                 end = usual.end()
-                event = Event(chunk[start:end], usual[1] or b"", usual[2])
+                event: Event | LargeEvent = Event(chunk[start:end], usual[1] or b"", usual[2])
             else:
                 end = _end_of_block(chunk, scan, starts_line, has_cr)
                 if end < 0:
@@ -222,29 +223,29 @@ class Framer:
         self._held += chunk[start:]
         return events
 
-    def _event(self, end: bytes, *, complete: bool = True) -> Event:
+    def _event(self, end: bytes, *, complete: bool = True) -> Event | LargeEvent:
         """The event that is held, with its ``end``."""
         held = self._held
         if len(held) + len(end) > self._read_bytes:
             held += end
             self._held = bytearray()  # the old one is given away: a copy of a large event takes milliseconds
-            return Event(held, complete=complete, unread=True, bom=self._bom)
+            return LargeEvent(held, complete, self._bom)
         raw = b"".join((held, end))
         held.clear()
         return _parse(raw, bom=self._bom, complete=complete)
 
-    def _fail(self, events: list[Event]) -> list[Event]:
+    def _fail(self, events: list[Event | LargeEvent]) -> list[Event | LargeEvent]:
         self._failed = True
         self._held.clear()
         if not events:
             raise EventTooLarge
         return events
 
-    def close(self) -> list[Event]:
+    def close(self) -> list[Event | LargeEvent]:
         """What is left at the end of the stream, if anything; raises like ``feed``."""
         if self._failed:
             raise EventTooLarge
         if not self._held:
             return []
         # A lone LF is the second half of the line end of an event that is out already.
-        return [self._event(b"", complete=self.whole)]
+        return [self._event(b"", complete=self._held == b"\n")]

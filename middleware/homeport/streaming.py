@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 from starlette.types import Message
@@ -19,7 +19,7 @@ from homeport.errors import Reason, Rejected, Rejection, failed_event
 from homeport.observation import LARGE_RESPONSE, ObservedEvent, Turns, observe_event, shown_of
 from homeport.outlet import Outlet
 from homeport.settings import Settings
-from homeport.sse import Event, EventTooLarge, Framer, blocks, read
+from homeport.sse import Event, EventTooLarge, Framer, LargeEvent, blocks, read
 
 __all__ = ["StreamedAnswer"]
 
@@ -27,9 +27,49 @@ _SLICE = 1 << 12  # so many bytes are framed at once: a thousand blank lines tak
 _LARGE = 1 << 16  # an event that is longer is read in a thread, so that other streams keep their latency
 _BLOCK = 1 << 18
 _TURN = 0.002  # seconds
-_TURN_EVENTS = 64
 _SEQUENCE = re.compile(rb'"sequence_number": ?(\d{1,15})')
 _KEEPALIVE = b": homeport is storing the response\n\n"
+
+
+class _Coded:
+    """The chunks of a compressed stream, each of them held until the events that end in it are whole. Without I/O."""
+
+    def __init__(self, decoder: StreamDecoder) -> None:
+        self._decoder = decoder
+        self._decoded = 0
+        self._chunks: deque[tuple[bytes, int]] = deque()  # and how much is decoded by the end of each
+        self.held = 0  # bytes
+
+    def texts(self, chunk: bytes) -> Iterator[bytes]:
+        """What ``chunk`` decodes to. Raises :class:`CodingError`; ``chunk`` is held then too."""
+        if not chunk:
+            return
+        try:
+            for text in self._decoder.feed(chunk):
+                self._decoded += len(text)
+                yield text
+        finally:
+            self._chunks.append((chunk, self._decoded))
+            self.held += len(chunk)
+
+    def passable(self, pending: int) -> list[bytes]:
+        """The chunks that may go, as all but the last ``pending`` decoded bytes belong to events that may.
+
+        Before the first event there are none: what comes may still fail as a whole.
+        """
+        framed = self._decoded - pending
+        passable = []
+        while framed and self._chunks and self._chunks[0][1] <= framed:
+            passable.append(self._chunks.popleft()[0])
+        self.held -= sum(map(len, passable))
+        return passable
+
+    def rest(self) -> list[bytes]:
+        """All that is held."""
+        chunks = [chunk for chunk, _ in self._chunks]
+        self._chunks.clear()
+        self.held = 0
+        return chunks
 
 
 class StreamedAnswer:
@@ -47,12 +87,10 @@ class StreamedAnswer:
         # Mode observe refuses nothing.
         self._limit = settings.max_event_bytes if settings.mode == "enforce" else sys.maxsize
         self._framer = Framer(max_event_bytes=self._limit, read_bytes=_LARGE)
-        self._decoder: StreamDecoder | None = None
+        self._coded: _Coded | None = None
         self._opaque = False  # it cannot be decoded
-        self._decoded = 0
-        self._coded: deque[tuple[bytes, int]] = deque()  # chunks, and how much is decoded by the end of them
-        self._coded_bytes = 0
-        self._ready = bytearray()  # events that may go out
+        self._plain = True  # neither of the two
+        self._ready: list[bytes | bytearray] = []  # events that may go out
         self._head: Message | None = None
         self._turns = Turns()
         self._lingers: float | None = None
@@ -72,15 +110,27 @@ class StreamedAnswer:
         except ValueError:
             self._opaque = True
         else:
-            self._decoder = decoder if decoder.coded else None
+            self._coded = _Coded(decoder) if decoder.coded else None
+        self._plain = not self._opaque and self._coded is None
 
     async def body(self, message: Message) -> None:
         if self._finished:
             return
-        self._turn_began = time.perf_counter()
-        last = not message.get("more_body", False)
+        chunk, last = message.get("body", b""), not message.get("more_body", False)
         try:
-            await self._forward(message.get("body", b""), last=last)
+            if not self._plain:
+                self._turn_began = time.perf_counter()
+                await self._forward_coded(chunk, last=last)
+            else:
+                if last or len(chunk) > _SLICE:
+                    self._turn_began = time.perf_counter()
+                    await self._frame(chunk, last=last)
+                else:  # nearly every chunk, and so few bytes that nobody waits for their turn
+                    await self._handle(self._framer.feed(chunk))
+                self._ready.append(self._framer.rest_of_line_end())  # some clients wait for it
+                await self._flush()
+            if last:
+                await self._emit(b"", last=True)
         except Rejected as rejected:
             await self._fail(rejected.rejection)
         except EventTooLarge:
@@ -107,74 +157,81 @@ class StreamedAnswer:
             self._finished = True
             telemetry.open_streams.add(-1)
 
-    async def _forward(self, chunk: bytes, *, last: bool) -> None:
-        if self._opaque:
+    async def _forward_coded(self, chunk: bytes, *, last: bool) -> None:
+        """Pass on what was compressed elsewhere in its own chunks."""
+        coded = self._coded
+        if coded is None:
             self._recorder.unreadable()
             await self._emit(chunk)
-        elif self._decoder is not None:
-            await self._forward_coded(self._decoder, chunk, last=last)
-        else:
-            await self._frame(chunk, last=last)
-            self._ready += self._framer.rest_of_line_end()  # some clients wait for it
-            await self._flush()
-        if last:
-            await self._emit(b"", last=True)
-
-    async def _forward_coded(self, decoder: StreamDecoder, chunk: bytes, *, last: bool) -> None:
-        """Pass on what was compressed elsewhere in its own chunks, each held until the events in it are whole."""
+            return
         try:
-            for text in decoder.feed(chunk):
-                self._decoded += len(text)
+            for text in coded.texts(chunk):
                 await self._frame(text)
                 if self._finished:
                     return
         except CodingError:
             self._recorder.unreadable()
-            self._opaque = True
+            self._opaque, self._coded = True, None
         if last:
             await self._frame(b"", last=True)
-        self._coded.append((chunk, self._decoded))
-        self._coded_bytes += len(chunk)
-        framed = self._decoded - (0 if self._framer.whole else self._framer.pending)
-        if not framed and not (last or self._opaque):
-            framed = -1  # nothing has been seen yet: what comes may still fail as a whole
-        while self._coded and (self._coded[0][1] <= framed or self._opaque):
-            held, _ = self._coded.popleft()
-            self._coded_bytes -= len(held)
+        self._framer.rest_of_line_end()
+        for held in coded.rest() if last or self._opaque else coded.passable(self._framer.pending):
             await self._emit(held)
-        if self._coded_bytes > self._limit:
+        if coded.held > self._limit:
             raise EventTooLarge
 
     async def _frame(self, text: bytes, *, last: bool = False) -> None:
         """Handle the events that end in ``text``: a little at a time, for one chunk may hold a million."""
-        for piece in blocks(text, _SLICE) if len(text) > _SLICE else (text,):
+        for count, piece in enumerate(blocks(text, _SLICE), 1):
             await self._handle(self._framer.feed(piece))
             if self._finished:
                 return
+            if not count % (_BLOCK // _SLICE):
+                await self._flush()
             await self._pause()
         if last:
             await self._handle(self._framer.close())
 
-    async def _handle(self, events: list[Event]) -> None:
+    async def _handle(self, events: list[Event | LargeEvent]) -> None:
         """Handle ``events`` in order; those before a held one go out before it is committed."""
-        for count, event in enumerate(events, 1):
-            if event.unread:
-                event, found = await asyncio.to_thread(self._read, event)
-            else:
-                found = self._matters(event)
+        latest: Event | None = None
+        for event in events:
+            if isinstance(event, LargeEvent):
+                await self._handle_large(event)
+                if self._finished:
+                    return
+                continue
+            found = self._matters(event)
             if found is not None:
                 await self._flush()
                 await self._commit(found)
                 if self._finished:
                     return
-            if self._decoder is None:
-                await self._put(event.raw)
+            if self._plain:
+                self._ready.append(event.raw)
             if event.data:
-                self._last = event.raw if len(event.raw) < _LARGE else event.raw[:_SLICE] + event.raw[-_SLICE:]
-                if self._turns.ended:
-                    self._lingers = self._linger
-            if not count % _TURN_EVENTS:
-                await self._pause()
+                latest = event
+        if latest is not None:
+            self._passed(latest.raw)
+
+    async def _handle_large(self, large: LargeEvent) -> None:
+        event, found = await asyncio.to_thread(self._read, large)
+        await self._flush()
+        if found is not None:
+            await self._commit(found)
+        if self._plain:
+            with self._outlet.unbroken():
+                for block in blocks(event.raw, _BLOCK):
+                    await self._emit(block)
+                    await self._pause()
+        if event.data:
+            self._passed(event.raw[:_SLICE] + event.raw[-_SLICE:])
+
+    def _passed(self, raw: bytes | bytearray) -> None:
+        """An event, which was no comment, was the last of some."""
+        self._last = raw
+        if self._turns.ended:
+            self._lingers = self._linger
 
     async def _pause(self) -> None:
         """Let others have their turn, if this one has lasted long enough."""
@@ -182,8 +239,8 @@ class StreamedAnswer:
             await asyncio.sleep(0)
             self._turn_began = time.perf_counter()
 
-    def _read(self, event: Event) -> tuple[Event, ObservedEvent | None]:
-        event = read(event)
+    def _read(self, large: LargeEvent) -> tuple[Event, ObservedEvent | None]:
+        event = read(large)
         return event, self._matters(event)
 
     def _matters(self, event: Event) -> ObservedEvent | None:
@@ -223,7 +280,7 @@ class StreamedAnswer:
         started = time.perf_counter()
         try:
             while not (await asyncio.wait({task}, timeout=self._hold_keepalive))[0]:
-                if self._decoder is None:
+                if self._plain:
                     await self._emit(_KEEPALIVE)
         finally:
             if not task.done():
@@ -232,24 +289,11 @@ class StreamedAnswer:
         telemetry.hold_seconds.record(time.perf_counter() - started)
         task.result()
 
-    async def _put(self, raw: bytes | bytearray) -> None:
-        """Send an event, or let it wait for those that follow at once."""
-        if len(raw) <= _BLOCK:
-            self._ready += raw
-            if len(self._ready) > _BLOCK:
-                await self._flush()
-            return
-        await self._flush()
-        with self._outlet.unbroken():
-            for block in blocks(raw, _BLOCK):
-                await self._emit(block)
-                await self._pause()
-
     async def _flush(self) -> None:
-        if self._ready:
-            data = bytes(self._ready)
-            self._ready.clear()
-            await self._emit(data)
+        ready = b"".join(self._ready)
+        self._ready.clear()
+        if ready:
+            await self._emit(ready)
 
     async def _emit(self, data: bytes, *, last: bool = False) -> None:
         if self._finished or self._gone is not None or not (data or last):
@@ -268,7 +312,7 @@ class StreamedAnswer:
         if self._head is not None:
             await self._outlet.reject(rejection)
             self._outlet.end_app(0)
-        elif self._decoder is not None or self._opaque:
+        elif not self._plain:
             self._outlet.abort()
         else:
             large = response is not None and len(response) > LARGE_RESPONSE

@@ -27,6 +27,7 @@ __all__ = [
     "NotAnObject",
     "Reader",
     "TooMany",
+    "Unreadable",
     "check_text",
     "fold",
 ]
@@ -44,7 +45,11 @@ MAX_NAME = 256
 _COUNTED_BYTES = 4 << 20  # up to here braces in texts are told from others; beyond, so many of them are nobody's
 
 
-class Invalid(ValueError):
+class Unreadable(ValueError):
+    """What is not read for one of the reasons below."""
+
+
+class Invalid(Unreadable):
     """Not JSON by RFC 8259, or not of the type that was asked for."""
 
 
@@ -52,11 +57,11 @@ class NotAnObject(Invalid):
     """An array holds something else than objects: a reader may take an inner array's elements for items."""
 
 
-class TooMany(ValueError):
+class TooMany(Unreadable):
     """More members than are inspected in reasonable time."""
 
 
-class Ambiguous(ValueError):
+class Ambiguous(Unreadable):
     """Well-formed, but two readers may see different things."""
 
 
@@ -69,7 +74,6 @@ class _Key(str):
 Members: TypeAlias = dict[str, msgspec.Raw]
 """The members of one object, their values undecoded."""
 
-# Made once: of a type as it is written, a decoder takes three times as long to make.
 _OBJECT = dict[_Key, msgspec.Raw]
 _ARRAY = list[dict[_Key, msgspec.Raw]]
 
@@ -118,11 +122,13 @@ class _Count:
 class Reader:
     """Reads the objects of one body, whose keys it counts. ``counted`` are those that were read of it before."""
 
-    __slots__ = ("_count", "_object")
+    __slots__ = ("_array", "_count", "_object")
 
     def __init__(self, counted: int = 0) -> None:
         self._count = _Count(counted)
-        self._object: msgspec.json.Decoder[dict[_Key, msgspec.Raw]] | None = None  # many bodies hold no inner one
+        # Made when they are needed: most bodies need one.
+        self._object: msgspec.json.Decoder[dict[_Key, msgspec.Raw]] | None = None
+        self._array: msgspec.json.Decoder[list[dict[_Key, msgspec.Raw]]] | None = None
 
     def members(self, data: bytes | msgspec.Raw, known: AbstractSet[str]) -> Members:
         """The members of the one object in ``data``.
@@ -152,9 +158,11 @@ class Reader:
             len(memoryview(data)) > _COUNTED_BYTES or _many_empty(_TEXT.sub(b"", memoryview(data)))
         ):
             raise TooMany("empty objects")
+        if self._array is None:
+            self._array = msgspec.json.Decoder(_ARRAY, dec_hook=self._count.key)
         before = self._count.keys
         try:
-            found = cast("list[Members]", msgspec.json.decode(data, type=_ARRAY, dec_hook=self._count.key))
+            found = cast("list[Members]", self._array.decode(data))
         except msgspec.ValidationError as error:
             raise _unless_too_many(error, NotAnObject("not an array of objects")) from None
         except (msgspec.DecodeError, UnicodeError, RecursionError):

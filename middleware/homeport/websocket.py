@@ -107,7 +107,10 @@ class SocketResponder:
             fault = error
         finally:
             telemetry.open_sockets.add(-1)
-        await self._conclude(fault)
+        try:
+            await self._conclude(fault)
+        finally:
+            self._port.end()
 
     async def _prepare(self) -> None:
         await self._gate.ensure_open()
@@ -116,6 +119,9 @@ class SocketResponder:
             # Browsers cannot set headers, so the API takes a key from there too: a second identity.
             raise Rejected.because(Reason.TENANT_AMBIGUOUS)
         if mode != "host":
+            if self._gate.tenants.wants_body(self._headers):
+                # What a signature covers is a request with its body; nothing would cover the messages.
+                raise Rejected.because(Reason.WEBSOCKET_UNSUPPORTED)
             self._port.tenant = self._gate.tenant_of(self._scope, self._headers, b"")
 
     async def _conclude(self, fault: Exception | None) -> None:
@@ -205,14 +211,10 @@ class SocketResponder:
             self._port.pin = bound or decision.upstream
         elif bound is not None and not bound.serves(frame.request.model):
             raise Rejected(reject(Reason.UPSTREAM_NOT_CONFIGURED, message=_OTHER_MODEL))
-        self._gate.count(frame.operation, "pin" if isinstance(decision, Pin) else "pass")
-        self._port.operation, self._port.request, self._port.stream_id = (
-            frame.operation,
-            frame.request,
-            frame.stream_id,
-        )
         if frame.operation is Operation.CREATE:
             self._lanes.create(frame.stream_id, frame.request)
+        self._port.operation, self._port.request, self._port.stream_id = frame.operation, frame.request, frame.stream_id
+        self._gate.count(frame.operation, "pin" if isinstance(decision, Pin) else "pass")
 
     def _admitted(self) -> Tenant:
         if self._port.tenant is None:
@@ -265,7 +267,8 @@ class SocketResponder:
             await self._record(heard.found, heard.stream_id)
         elif heard.refused:
             self._lanes.failed(heard.stream_id)
-        await self._send(message)
+        # Servers differ in which one of two they send.
+        await self._send(message if text is None else {"type": "websocket.send", "text": text})
 
     async def _record(self, found: ObservedEvent, stream_id: str | None) -> None:
         shown = self._lanes.shown(found.observed.id)

@@ -67,6 +67,8 @@ def test_a_request_in_a_file_as_json(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, b"")
     assert (told["decision"]["outcome"], told["decision"]["status"]) == ("invalid_json", 400)
     assert (told["operation"], told["gated"], told["selectors"]) == ("create", True, [])
+    assert list(told) == ["operation", "gated", "tenant", "selectors", "body", "notes", "decision"]
+    assert list(told["decision"]) == ["verdict", "text", "outcome", "status", "message"]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,12 @@ def test_wrong_use_ends_with_2_and_one_line(arguments: list[str], data: bytes, s
     assert (done.returncode, done.stdout) == (2, b"")
     [line] = done.stderr.splitlines()
     assert line.startswith(b"homeport: ")
+
+
+@pytest.mark.parametrize("length", [b"5x", b"-1", b"1" * 5000])
+def test_a_length_that_no_body_has_is_told(length: bytes) -> None:
+    with pytest.raises(ValueError, match="content-length is no number of bytes"):
+        parse(request("POST /v1/responses HTTP/1.1", b"content-length: " + length))
 
 
 # -- what it says
@@ -146,6 +154,13 @@ def test_a_websocket_is_inspected_message_by_message() -> None:
         "verdict": "passes",
         "text": "a WebSocket: each of its messages is inspected when it comes",
     }
+
+
+@pytest.mark.parametrize("settings", [{"tenant_mode": "host"}, {"litellm_tenant": "team"}])
+def test_an_integration_may_judge_more_than_is_told(settings: dict[str, Any]) -> None:
+    [note] = seen(request("GET /v1/models HTTP/1.1"), **settings)["notes"]
+    assert "integration" in note
+    assert seen(request("GET /v1/models HTTP/1.1"))["notes"] == []
 
 
 TENANTS: dict[str, Any] = {"tenant_mode": "headers", "tenant_headers": "x-org", "secrets": SECRET}

@@ -524,16 +524,18 @@ async def test_an_upstream_without_state_owns_nothing() -> None:
     assert store.commits == 0
 
 
-async def test_an_oversized_event_ends_the_stream_with_the_next_number() -> None:
+@pytest.mark.parametrize("limit", [1000, 100_000], ids=["small", "large"])
+async def test_an_oversized_event_ends_the_stream_with_the_next_number(limit) -> None:
     delta = {"type": "response.output_text.delta", "item_id": "m", "delta": "x"}
-    events = [*stream_events()[:2], *({**delta, "sequence_number": n} for n in (2, 3, 4))]
-    big = sse(*events, {**delta, "sequence_number": 5, "delta": "x" * 5000})
+    events = [*stream_events()[:2], *({**delta, "sequence_number": n} for n in (2, 3))]
+    last = {**delta, "sequence_number": 4, "delta": "x" * (limit * 8 // 10)}
+    big = sse(*events, last, {**delta, "sequence_number": 5, "delta": "x" * limit * 5})
     app = ScriptedApp(respond(big, content_type="text/event-stream"))
-    answer = await call(mount(app, max_event_bytes=1000), "POST", "/v1/responses", {"stream": True})
+    answer = await call(mount(app, max_event_bytes=limit), "POST", "/v1/responses", {"stream": True})
     assert json.loads(answer.body.rstrip().split(b"data: ")[-1])["sequence_number"] == 5
     observed = ScriptedApp(respond(big, content_type="text/event-stream"))
     answer = await call(
-        mount(observed, max_event_bytes=1000, mode="observe"), "POST", "/v1/responses", {"stream": True}
+        mount(observed, max_event_bytes=limit, mode="observe"), "POST", "/v1/responses", {"stream": True}
     )
     assert answer.body == big
 
@@ -611,3 +613,22 @@ async def test_a_form_is_not_inspected_as_json(path) -> None:
     polyglot = b'{"a":"&previous_response_id=resp_foreign&b="}'
     assert (await call(mount(app), "POST", path, polyglot, headers=headers)).status == 415
     assert app.requests == []
+
+
+async def test_a_head_that_waits_for_its_deletion_is_not_overtaken_by_its_body() -> None:
+    """An app may send from two tasks at once."""
+
+    class Slow(CountingStore):
+        async def delete(self, *args, **kwargs):
+            await asyncio.sleep(0)
+            return await super().delete(*args, **kwargs)
+
+    async def app(scope, receive, send):
+        scope["state"]["homeport"].served_by(A)
+        head = {"type": "http.response.start", "status": 200, "headers": []}
+        await asyncio.gather(send(head), send(body(b"{}", more=False)))
+
+    store = Slow()
+    await call(mount(ScriptedApp(respond(response())), store), "POST", "/v1/responses", {})
+    answer = await call(mount(app, store), "DELETE", "/v1/responses/resp_1")
+    assert (answer.status, answer.body, answer.complete) == (200, b"{}", True)

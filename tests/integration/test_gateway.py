@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ import pytest
 from homeport.upstreams import Upstream
 from homeport_gateway.app import GatewayApp
 from homeport_gateway.config import GatewayUpstream
+from support.asgi import Answer, call
 from support.echo import GZIPPED
 from support.gateways import EXCHANGE, run_gateway
 from support.servers import Server, run_server
@@ -259,3 +261,55 @@ async def test_a_websocket_is_told_to_use_http() -> None:
 
         await app({"type": "websocket", "path": "/v1/realtime", "extensions": extensions}, receive, send)
         assert (sent[0]["type"], sent[0].get("status") or sent[0].get("code")) == expected
+
+
+# -- upstreams that do not keep to HTTP
+
+
+async def answered(raw: bytes, method: str = "GET", path: str = "/v1/models") -> Answer:
+    """What the gateway makes of an upstream that answers with these bytes."""
+
+    async def upstream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(raw)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(upstream, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        app = GatewayApp([GatewayUpstream(Upstream("a", "a"), f"http://127.0.0.1:{port}")])
+        try:
+            return await call(app, method, path)
+        finally:
+            await app.aclose()
+
+
+@pytest.mark.parametrize(
+    "head", ["999 Odd", "600 Odd", "101 Switching", "200 OK\r\nx-odd: a\x01b", "200 OK\r\nx odd: 1"]
+)
+async def test_an_answer_that_no_server_could_send_on_is_a_502(head: str) -> None:
+    answer = await answered(f"HTTP/1.1 {head}\r\ncontent-length: 2\r\nconnection: close\r\n\r\nhi".encode())
+    assert (answer.status, answer.outcome) == (502, "upstream_failed")
+
+
+async def test_not_modified_has_no_length_to_be_kept() -> None:
+    answer = await answered(b'HTTP/1.1 304 Not Modified\r\netag: "x"\r\ncontent-length: 42\r\n\r\n')
+    assert (answer.status, answer.body, answer.complete) == (304, b"", True)
+    assert answer.header("etag") == '"x"'
+    assert answer.header("content-length") is None
+
+
+@pytest.mark.parametrize("method", ["TRACE", "CONNECT", "PROPFIND"])
+async def test_a_method_that_shows_what_goes_upstream_or_tunnels_is_refused(method: str) -> None:
+    answer = await answered(b"", method)
+    assert (answer.status, answer.outcome) == (400, "unsupported_operation")
+
+
+async def test_a_model_that_is_no_name_is_not_repeated() -> None:
+    upstream = GatewayUpstream(Upstream("a", "a", models=frozenset({"m"})), "http://127.0.0.1:9")
+    body = {"model": "x" * 2000, "input": "hi"}
+    json_headers = (("content-type", "application/json"), ("content-length", str(len(json.dumps(body)))))
+    app = GatewayApp([upstream])
+    answer = await call(app, "POST", "/v1/embeddings", body, headers=json_headers)
+    await app.aclose()
+    assert "x" * 2000 not in answer.body.decode()

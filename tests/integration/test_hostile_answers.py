@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import gzip
 import json
+import time
+import tracemalloc
 import zlib
 from collections.abc import Callable
 
@@ -13,7 +15,7 @@ import pytest
 import uvicorn
 import zstandard
 
-from homeport.streaming import StreamedAnswer
+from homeport.stores.base import StoreUnavailable
 from support.asgi import (
     A,
     B,
@@ -49,6 +51,11 @@ def flushed(*parts: bytes) -> bytes:
     packer = zlib.compressobj(wbits=31)
     packed = [packer.compress(part) + packer.flush(zlib.Z_SYNC_FLUSH) for part in parts]
     return b"".join(packed) + packer.flush()
+
+
+def timeless(data: bytes) -> bytes:
+    """gzip of the same bytes, whatever the time."""
+    return gzip.compress(data, mtime=0)
 
 
 def cut(data: bytes, size: int) -> list[bytes]:
@@ -123,7 +130,7 @@ async def test_a_stream_of_any_shape_is_owned_and_passed_verbatim(name, step, co
 @pytest.mark.parametrize("limit", [64, 1 << 20], ids=["spooled", "in memory"])
 async def test_what_is_a_stream_or_an_object_is_told_by_its_bytes(body, content_type, coding, limit) -> None:
     """Whatever was asked for, announced, compressed, or too large for memory."""
-    pack = {"": bytes, "gzip": gzip.compress, "zstd": zstandard.compress, "deflate": zlib.compress}[coding]
+    pack = {"": bytes, "gzip": timeless, "zstd": zstandard.compress, "deflate": zlib.compress}[coding]
     headers = [("content-encoding", coding)] if coding else ()
     big = response("resp_2", output=[{"type": "message", "id": "msg_2"}] * 10)
     for data, made in ((STREAM, "resp_1"), (b"\xef\xbb\xbf \n" + json.dumps(big).encode(), "resp_2")):
@@ -301,6 +308,91 @@ async def test_shape_f_leaves_out_what_is_large() -> None:
     await app.state.close()
 
 
+@pytest.mark.parametrize("result", [10, 300_000], ids=["small", "large"])
+async def test_what_comes_in_one_chunk_after_shape_f_is_dropped(result) -> None:
+    store = CountingStore()
+    output = [{"type": "image_generation_call", "id": "ig_1", "result": "A" * result}]
+    ended = sse({**COMPLETED, "response": response(output=output)})
+    chunks = [sse(CREATED) + ended[:-2], ended[-2:] + sse(stream_events("resp_2")[0])]
+
+    async def on_chunk(chunk: bytes) -> None:
+        store.fail_commits = [StoreUnavailable]
+
+    homeport = mount(ScriptedApp(respond(b"", content_type="text/event-stream", chunks=chunks)), store)
+    answer = await call(homeport, "POST", "/v1/responses", {"stream": True}, on_chunk=on_chunk)
+    assert failure(answer)["error"]["code"] == "state_commit_failed"
+    assert store.commits == 2  # the second one failed
+    assert await owner_of(store, "resp_2") == "missing"
+
+
+@pytest.mark.parametrize("shown", [False, True])
+async def test_shape_f_tells_the_id_only_to_those_who_know_it(shown) -> None:
+    """A terminal may be the first event that names its response."""
+    store = CountingStore()
+    parts = [sse(CREATED), sse(DELTA), sse(COMPLETED)] if shown else [sse(DELTA), sse(COMPLETED)]
+
+    async def on_chunk(chunk: bytes) -> None:
+        store.down = True
+
+    app = mount(ScriptedApp(respond(b"", content_type="text/event-stream", chunks=parts)), store)
+    answer = await call(app, "POST", "/v1/responses", {"stream": True}, on_chunk=on_chunk)
+    assert failure(answer)["error"]["code"] == "state_commit_failed"
+    assert failure(answer)["response"].get("id") == ("resp_1" if shown else None)
+    assert (b"resp_1" in answer.body) is shown
+    await app.state.close()
+
+
+@pytest.mark.parametrize("content_type", ["text/event-stream", "application/json"])
+async def test_a_terminal_without_an_id_ends_the_latest_response_that_is_open(content_type) -> None:
+    now = [0.0]
+    store = CountingStore(clock=lambda: now[0])
+    one, two = stream_events("resp_1"), stream_events("resp_2")
+    ended = {**COMPLETED, "response": {"object": "response", "status": "completed"}}
+    scripted = ScriptedApp(streamed(sse(one[0], two[0], one[3], ITEM, ended), by=B, content_type=content_type))
+    await call(mount(scripted, store, pending_ttl=100, ttl=1000), "POST", "/v1/responses", {})
+    now[0] = 150.0
+    assert [await owner_of(store, i) for i in ("resp_1", "resp_2")] == [B, B]
+
+
+def in_an_event() -> bytes:
+    packer = zlib.compressobj(wbits=31)
+    return packer.compress(sse(CREATED) + b"data: ") + packer.flush(zlib.Z_SYNC_FLUSH)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "first", "chunk", "count"),
+    [
+        (200, [], b"", b"", 5_000),
+        (200, GZIP, b"", b"", 5_000),
+        (200, GZIP, in_an_event(), b"", 5_000),
+        (200, GZIP, b"\x1f\x8b\x08\x08" + bytes(6), b"x" * 4096, 200),  # RFC 1952 section 2.3: a name without an end
+        (500, [], b"", b"", 5_000),
+    ],
+    ids=["empty chunks", "empty chunks, gzip", "empty chunks in an event, gzip", "gzip header", "empty chunks, 500"],
+)
+async def test_chunks_that_say_nothing_are_not_held_without_bound(status, headers, first, chunk, count) -> None:
+    held = 0
+
+    async def app(scope, receive, send) -> None:
+        nonlocal held
+        scope["state"]["homeport"].served_by(A)
+        shown = [(b"content-type", b"text/event-stream"), *((k.encode(), v.encode()) for k, v in headers)]
+        await send({"type": "http.response.start", "status": status, "headers": shown})
+        await send({"type": "http.response.body", "body": first, "more_body": True})
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(count):
+            await send({"type": "http.response.body", "body": bytes(bytearray(chunk)), "more_body": True})
+        held = tracemalloc.get_traced_memory()[0] - before
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    tracemalloc.start()
+    try:
+        await call(mount(app, max_event_bytes=1 << 16), "POST", "/v1/responses", {"stream": True})
+    finally:
+        tracemalloc.stop()
+    assert held < 200_000
+
+
 async def test_a_coded_stream_flows_though_no_chunk_ends_with_an_event() -> None:
     """Only the chunk in which an event has begun waits for its end."""
     packer = zlib.compressobj(wbits=31)
@@ -458,25 +550,35 @@ async def test_the_end_is_recorded_though_the_client_has_gone(leaves, step) -> N
 
 async def test_linger_does_not_end_the_app_in_the_middle_of_a_large_event(monkeypatch) -> None:
     late = sse({**DELTA, "delta": "x" * 600_000})
-    begun = False
+    linger = 12_345.0
+    goes_off: Callable[[], None] | None = None
+    loop = asyncio.get_running_loop()
+    later = loop.call_later
 
-    async def pause(self) -> None:
-        await asyncio.sleep(0.2 if begun else 0)
+    def call_later(delay: float, callback: Callable[[], None], *args, **kwargs) -> asyncio.TimerHandle:
+        nonlocal goes_off
+        goes_off = callback if delay == linger else goes_off
+        return later(delay, callback, *args, **kwargs)
 
     async def app(scope, receive, send) -> None:
         scope["state"]["homeport"].served_by(A)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
         await send({"type": "http.response.body", "body": STREAM, "more_body": True})
         await send({"type": "http.response.body", "body": late, "more_body": True})
+        assert goes_off is not None  # armed anew by the late event
+        goes_off()
         await asyncio.sleep(60)
 
     async def on_chunk(chunk: bytes) -> None:
-        nonlocal begun
-        begun = b"xxx" in chunk
+        nonlocal goes_off
+        if b"xxx" in chunk and goes_off is not None:
+            loop.call_soon(goes_off)
+            goes_off = None
+            time.sleep(0.005)  # so long that others get their turn before the next block
 
-    monkeypatch.setattr(StreamedAnswer, "_pause", pause)
+    monkeypatch.setattr(loop, "call_later", call_later)
     async with asyncio.timeout(10):
-        answer = await call(mount(app, linger=0.3), "POST", "/v1/responses", {"stream": True}, on_chunk=on_chunk)
+        answer = await call(mount(app, linger=linger), "POST", "/v1/responses", {"stream": True}, on_chunk=on_chunk)
     assert answer.body == STREAM + late
     assert answer.complete
 
@@ -538,25 +640,27 @@ async def test_http_1_0_is_told_of_a_failure() -> None:
 
 async def test_a_client_that_vanishes_from_its_socket_leaves_an_owner_and_its_end() -> None:
     store = CountingStore()
-    left = asyncio.Event()
-    over = asyncio.Event()
+    left, go_on, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def app(scope, receive, send) -> None:
         scope["state"]["homeport"].served_by(B)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
         await send({"type": "http.response.body", "body": sse(CREATED), "more_body": True})
-        await left.wait()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+        await go_on.wait()
         for event in (DELTA, ITEM, COMPLETED):
             await send({"type": "http.response.body", "body": sse(event), "more_body": event is not COMPLETED})
         over.set()
 
-    async with served(mount(app, store)) as port:
+    async with served(mount(app, store)) as port, asyncio.timeout(10):
         reader, writer = await request(port)
         await reader.readuntil(b"resp_1")
         writer.transport.abort()
-        await asyncio.sleep(0.05)
+        await left.wait()
         assert await owner_of(store) == B
-        left.set()
+        go_on.set()
         await over.wait()
     assert store.commits == 2
 
@@ -581,7 +685,11 @@ async def test_a_slow_client_holds_up_the_app_and_gets_its_terminal() -> None:
     async with served(mount(app, store)) as port:
         reader, writer = await request(port)
         await reader.readuntil(b"resp_1")
-        await asyncio.sleep(0.3)
+        idle = 0
+        while idle < 1000:  # an app that is not held up gets on within some turns of the loop
+            before = sent
+            await asyncio.sleep(0)
+            idle = idle + 1 if sent == before else 0
         assert sent < total
         assert store.commits == 1
         rest = await read_all(reader)

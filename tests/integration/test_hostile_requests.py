@@ -214,12 +214,11 @@ SENT = (
 
 async def test_an_app_that_cannot_decode_gets_the_decoded_body_and_its_header() -> None:
     intake = await taken_in(CODED, *SENT, decompress_for_app=True)
+    headers, receive = intake.for_app()
     length = str(len(HARMLESS)).encode()
-    assert intake.app_headers() == [
-        (b"content-type", b"application/json"), (b"x-other", b"1"), (b"content-length", length),
-    ]  # fmt: skip
-    assert await intake.receive() == {"type": "http.request", "body": HARMLESS, "more_body": False}
-    assert (await intake.receive())["type"] == "http.disconnect"
+    assert headers == [(b"content-type", b"application/json"), (b"x-other", b"1"), (b"content-length", length)]
+    assert await receive() == {"type": "http.request", "body": HARMLESS, "more_body": False}
+    assert (await receive())["type"] == "http.disconnect"
 
 
 @pytest.mark.parametrize(
@@ -235,13 +234,18 @@ async def test_other_bodies_and_other_apps_get_what_was_sent(
     body: bytes, headers: tuple[tuple[str, str], ...], setting: bool
 ) -> None:
     intake = await taken_in(body, *headers, decompress_for_app=setting)
-    assert intake.app_headers() == as_sent(headers)
-    assert (await intake.receive())["body"] == body
+    app_headers, app_receive = intake.for_app()
+    assert app_headers == as_sent(headers)
+    assert (await app_receive())["body"] == body
 
 
-async def test_who_does_not_ask_for_the_header_gets_what_was_sent() -> None:
-    intake = await taken_in(CODED, *SENT, decompress_for_app=True)
-    assert (await intake.receive())["body"] == CODED
+async def test_the_header_is_judged_once_asked_for_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Rejected):
+        await taken_in(HARMLESS, ("content-type", "text/html"))
+    judged: list[Any] = []
+    monkeypatch.setattr("homeport.intake.check_content_type", judged.append)
+    assert (await send(HARMLESS, app=ScriptedApp(respond(response())))).status == 200
+    assert len(judged) == 1
 
 
 async def test_a_body_that_is_refused_is_never_decoded_for_the_app() -> None:
@@ -311,6 +315,8 @@ async def test_chunks_beyond_the_limit_are_not_read_to_their_end() -> None:
     ("headers", "changes", "status"),
     [
         ([("content-length", "101")], {"max_request_bytes": 100}, 413),
+        ([("content-length", "1" * 20)], {}, 413),
+        ([("content-length", "1" * 5000)], {}, 413),
         ([("content-type", "text/html")], {}, 415),
         ([("content-encoding", "snappy")], {}, 415),
         ([("content_encoding", "gzip")], {}, 400),
@@ -360,6 +366,13 @@ async def test_mode_observe_passes_what_it_cannot_decode_as_it_was_sent() -> Non
     assert (answer.status, answer.outcome) == (200, "would-reject/invalid_json")
     assert app.bodies == [CODED[:-1]]
     assert (b"content-encoding", b"gzip") in app.requests[0]["headers"]
+
+
+async def test_mode_observe_passes_a_length_beyond_any_number() -> None:
+    app = ScriptedApp(respond(response()))
+    answer = await send(HARMLESS, ("content-length", "1" * 5000), app=app, mode="observe")
+    assert (answer.status, answer.outcome) == (200, "would-reject/request_too_large")
+    assert app.bodies == [HARMLESS]
 
 
 # -- over a socket

@@ -111,6 +111,19 @@ async def test_events_are_not_delayed_by_later_ones() -> None:
     assert delta == 1  # only the pending commit came before it
 
 
+async def test_a_very_large_chunk_goes_out_in_pieces() -> None:
+    """A server copies what it is given, and all others wait meanwhile."""
+    sizes: list[int] = []
+
+    async def on_chunk(chunk: bytes) -> None:
+        sizes.append(len(chunk))
+
+    data = sse(*EVENTS[:2], *[EVENTS[2]] * 5000, EVENTS[3])
+    answer = await call(mount(ScriptedApp(streamed(data))), "POST", "/v1/responses", {}, on_chunk=on_chunk)
+    assert answer.body == data
+    assert max(sizes) < 300_000 < len(data)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
 async def test_any_chunking_gives_the_same_bytes_and_the_same_owner(size) -> None:
     """CASES D4, D8."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import time
 from typing import Any
@@ -15,7 +16,9 @@ from starlette.routing import Route
 
 from homeport import Reason, Tenant, Upstream, fingerprint, reject
 from homeport.adapter import Adapter
+from homeport.responder import Responder
 from homeport.stores.base import StoreUnavailable
+from homeport.websocket import SocketResponder
 from support.asgi import A, B, CountingStore, ScriptedApp, call, mount, respond, response, stream_events
 from support.asgi_sockets import ScriptedSocket, connect, create, lane_events
 
@@ -293,7 +296,9 @@ async def test_state_that_is_unknown_or_another_tenants_is_refused_alike_and_nev
         ({"type": "response.steer", "previous_response_id": "", "input": [{"id": "msg_?"}]}, (404, None)),
         ({"type": "response.inject", "response_id": "resp_?", "input": "x"}, (400, "response_not_found")),
         ({"type": "response.inject", "response_id": 1, "input": "x"}, (400, "invalid_type")),
-        ({"type": "response.inject", "previous_response_id": "resp_?"}, (400, "previous_response_not_found")),
+        ({"type": "response.inject", "previous_response_id": "resp_?"}, (400, "ambiguous_selector")),
+        ({"type": "response.steer", "steer": {"previous_response_id": "resp_?"}}, (400, "ambiguous_selector")),
+        (create(response_id="resp_?"), (400, "ambiguous_selector")),
         (create(previous_response_id="a", conversation="b"), (400, "mutually_exclusive_parameters")),
         (create(previous_response_id=7), (400, "invalid_type")),
         (create(stream_id=7), (400, "invalid_type")),
@@ -805,3 +810,119 @@ async def test_large_messages_leave_the_loop_to_others() -> None:
             store.fail_commits = [StoreUnavailable]
             assert len((await socket.raw())["text"]) < 1 << 20, "told without what is large"
         assert turns.longest < 0.1
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["by the answer", "by the request alone"])
+async def test_an_answer_that_is_not_stored_does_not_make_anothers_id_ones_own(said: bool) -> None:
+    """WIRE.md 0.11: on some servers a client chooses the id."""
+    store = CountingStore()
+    await call(mount(ScriptedApp(respond(response("resp_1"))), store), "POST", "/v1/responses", {}, headers=OTHER)
+
+    def answer(frame: dict) -> list[dict]:
+        events = lane_events(frame, "resp_1")
+        if not said:
+            for event in events:
+                event.get("response", {}).pop("store", None)
+        return events
+
+    async with connect(mount(ScriptedSocket(answer), store)) as socket:
+        socket.send(create(store=False))
+        assert (await socket.recv())["error"]["code"] == "owner_conflict"
+
+
+async def test_what_is_not_stored_passes_while_the_store_is_down_but_cannot_be_continued() -> None:
+    store = CountingStore()
+    async with connect(mount(ScriptedSocket(), store)) as socket:
+        socket.send(create(store=False))
+        await socket.until("response.completed")
+        store.down = True
+        socket.send(create(previous_response_id="resp_?"))
+        assert code(await socket.recv()) == (503, "state_store_unavailable")
+        socket.send(create(store=False, previous_response_id="resp_1"))
+        await socket.until("response.completed")
+
+
+async def test_no_create_is_forgotten() -> None:
+    """With 64 that wait for their answers the next is refused: a forgotten one would count as stored."""
+    store = CountingStore()
+    waiting: list[dict] = []
+
+    def answer(frame: dict) -> list[dict]:
+        waiting.append(frame)
+        if len(waiting) < 64:
+            return []
+        events = [e for f in waiting for e in lane_events(f, f"resp_{f['stream_id']}")]
+        for event in events:
+            event.get("response", {}).pop("store", None)
+        return events
+
+    async with connect(mount(ScriptedSocket(answer), store)) as socket:
+        for number in range(63):
+            socket.send(create(stream_id=f"s{number}", store=False))
+        socket.send(create(stream_id="s63", store=False))
+        for _ in range(64):
+            await socket.until("response.completed")
+    assert {await continues(store, f"resp_s{n}") for n in range(64)} == {400}
+    async with connect(mount(ScriptedSocket(lambda f: []), CountingStore())) as socket:
+        for number in range(65):
+            socket.send(create(stream_id=f"s{number}"))
+        assert code(await socket.recv()) == (400, "too_many_selectors")
+
+
+async def test_servers_that_name_no_lanes_answer_in_order() -> None:
+    store = CountingStore()
+
+    def answer(frame: dict) -> list[dict]:
+        events = stream_events(f"resp_{frame['stream_id']}")
+        for event in events:
+            event.get("response", {}).pop("store", None)
+        return events
+
+    async with connect(mount(ScriptedSocket(answer), store)) as socket:
+        for lane, kept in (("a", False), ("b", True)):
+            socket.send(create(stream_id=lane, store=kept))
+            await socket.until("response.completed")
+    assert [await continues(store, f"resp_{n}") for n in "ab"] == [400, 200]
+
+
+async def test_a_signature_over_bodies_leaves_no_way_for_messages() -> None:
+    config = {
+        "tenant_mode": "headers",
+        "tenant_headers": "x-tenant",
+        "trusted_proxies": "127.0.0.1",
+        "secrets": "s" * 16,
+    }
+    signed = {"tenant_signature_header": "x-sig", "tenant_signing_keys": f"k:{'s' * 16}", "tenant_signature_body": True}
+    async with connect(mount(ScriptedSocket(), **config, **signed), headers=(("x-tenant", "t"),)) as socket:
+        assert socket.denied[0] == 426
+
+
+async def test_a_message_with_text_and_bytes_is_its_text() -> None:
+    async def app(scope: dict, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        await receive()
+        await send({"type": "websocket.send", "text": "{}", "bytes": json.dumps(stream_events()[0]).encode()})
+
+    async with connect(mount(app)) as socket:
+        socket.send(create())
+        assert await socket.raw() == {"type": "websocket.send", "text": "{}"}
+
+
+async def test_what_a_client_has_sent_does_not_outlive_its_exchange() -> None:
+    """Without waiting for the collector, which has no reason to come for a few objects with many bytes."""
+    gc.collect()
+    gc.disable()
+    try:
+        app = ScriptedApp(respond(response()))
+        await call(
+            mount(app), "POST", "/v1/responses", {"input": [{"type": "reasoning", "encrypted_content": "x" * 99}]}
+        )
+        async with connect(mount(ScriptedSocket())) as socket:
+            socket.send(create(input=[{"type": "reasoning", "encrypted_content": "x" * 99}]))
+            await socket.until("response.completed")
+        app.requests.clear()
+        held = [o for o in gc.get_objects() if isinstance(o, Responder | SocketResponder)]
+        assert held == []
+    finally:
+        gc.enable()

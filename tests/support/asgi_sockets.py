@@ -10,6 +10,7 @@ from typing import Any
 
 from support.asgi import A, Headers, http_scope, stream_events
 
+ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
 EXTENSION = {"websocket.http.response": {}}
 KEY: Headers = (("authorization", "Bearer key-1"),)
 
@@ -24,6 +25,10 @@ class Socket:
         self.denied: list[Any] = []
         self.closed: int | None = None
         self.on_frame: Callable[[dict], Awaitable[None]] | None = None
+        self.reads = asyncio.Event()
+        """Cleared, it makes the app wait in whatever it sends."""
+        self.reads.set()
+        self.task: asyncio.Task[None]
         self.push({"type": "websocket.connect"})
 
     async def app_receive(self) -> dict:
@@ -31,6 +36,7 @@ class Socket:
 
     async def app_send(self, message: dict) -> None:
         assert self.closed is None, "a message after the end"
+        await self.reads.wait()
         match message["type"]:
             case "websocket.accept":
                 self.accepted = message
@@ -60,8 +66,17 @@ class Socket:
             case _:
                 self.push({"type": "websocket.receive", "text": json.dumps(frame)})
 
-    def leave(self) -> None:
-        self.push({"type": "websocket.disconnect", "code": 1001})
+    def leave(self, code: int = 1001) -> None:
+        self.push({"type": "websocket.disconnect", "code": code})
+
+    @property
+    def unread(self) -> int:
+        """How many messages the app has not taken."""
+        return self._up.qsize()
+
+    def rest(self) -> list[dict]:
+        """What the app has said and nobody has taken."""
+        return [self._down.get_nowait() for _ in range(self._down.qsize())]
 
     async def raw(self) -> dict:
         return await asyncio.wait_for(self._down.get(), 2)
@@ -71,28 +86,40 @@ class Socket:
         assert message["type"] == "websocket.send", message
         return json.loads(message["text"])
 
-    async def until(self, kind: str) -> list[Any]:
+    async def until(self, *kinds: str) -> list[Any]:
         frames = [await self.recv()]
-        while frames[-1]["type"] != kind:
+        while frames[-1]["type"] not in kinds:
             frames.append(await self.recv())
         return frames
 
+    async def turn(self, **fields: Any) -> Any:
+        """Create a response; gives its last event, which ends it or is an error."""
+        self.send(create(**fields))
+        return (await self.until(*ENDS))[-1]
+
 
 @contextlib.asynccontextmanager
-async def connect(app: Any, path: str = "/v1/responses", headers: Headers = KEY, **scope: Any) -> AsyncIterator[Socket]:
-    """Open a socket on ``app``; when the test is done the client leaves and the app must end."""
+async def connect(
+    app: Any, path: str = "/v1/responses", headers: Headers = KEY, *, settle: bool = True, **scope: Any
+) -> AsyncIterator[Socket]:
+    """Open a socket on ``app``; when the test is done the client leaves and the app must end.
+
+    ``settle``: wait for the answer to the handshake first.
+    """
     socket = Socket()
     made = {**http_scope("GET", path, headers), "type": "websocket", "subprotocols": [], "extensions": EXTENSION}
     del made["method"]
-    task = asyncio.create_task(app({**made, **scope}, socket.app_receive, socket.app_send))
-    handshake = asyncio.create_task(socket.settled())
-    await asyncio.wait({task, handshake}, return_when=asyncio.FIRST_COMPLETED)
-    handshake.cancel()
+    task = socket.task = asyncio.create_task(app({**made, **scope}, socket.app_receive, socket.app_send))
+    if settle:
+        handshake = asyncio.create_task(socket.settled())
+        await asyncio.wait({task, handshake}, return_when=asyncio.FIRST_COMPLETED)
+        handshake.cancel()
     try:
         yield socket
     finally:
         socket.leave()
-        await asyncio.wait_for(task, 2)
+        if not task.cancelled():
+            await asyncio.wait_for(task, 2)
 
 
 class ScriptedSocket:

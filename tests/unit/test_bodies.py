@@ -246,6 +246,11 @@ def test_a_stream_of_another_kind() -> None:
     [
         [b"application/json; charset=utf-8; charset=utf-16"],
         [b"application/json; charset*=utf-16''x"],
+        [b"application/json; charset*0*=utf-16''x"],
+        [b"application/json; charset =utf-16"],
+        [b"application/json; charset\0=utf-16"],
+        [b"application/json; x charset=utf-16"],
+        [b"application/json; xcharset=utf-16"],
         [b"application/json, application/x-www-form-urlencoded"],
         [b"application/json; a=b, multipart/form-data; boundary=x"],
         [b"application/x-www-form-urlencoded"],
@@ -263,7 +268,16 @@ def test_a_body_that_the_app_may_read_as_something_else_is_refused(values: list[
 
 
 @pytest.mark.parametrize(
-    "value", [b"application/json", b"Application/JSON; Charset=UTF-8", b"text/plain", b"application/vnd.x+json", b""]
+    "value",
+    [
+        b"application/json",
+        b"Application/JSON; Charset=UTF-8",
+        b"text/plain",
+        b"application/vnd.x+json",
+        b"",
+        b"application/json; charset-hint=latin1",
+        b"application/json; charsets=1; charset=utf-8",
+    ],
 )
 def test_content_types_that_are_read_as_json(value: bytes) -> None:
     check_content_type([value])

@@ -17,6 +17,7 @@ import pytest
 from homeport.settings import Settings
 from homeport.upstreams import Upstream, fingerprint
 from homeport_gateway import serve as serving
+from homeport_gateway.app import GatewayApp
 from homeport_gateway.config import (
     GatewayUpstream,
     check_no_open_relay,
@@ -30,7 +31,9 @@ from homeport_gateway.inbound import BadFraming, Inbound
 from homeport_gateway.keys import ClientKeys, ClientKeysMiddleware
 from homeport_gateway.listening import CannotListen, check_address, check_socket
 from homeport_gateway.logs import Discreet
+from homeport_gateway.peeking import named
 from homeport_gateway.targets import BadPath, Targets, names_state
+from support.asgi import call, http_scope
 
 KEYED: dict[str, Any] = {"name": "a", "base_url": "http://h", "api_key_env": "A_KEY"}
 HEADERS_MODE: dict[str, Any] = {
@@ -307,6 +310,66 @@ async def test_a_body_must_be_as_long_as_its_header_says(declared, pieces, sound
         assert got == b"".join(pieces)
     assert inbound.broken is not sound
     inbound.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "length", "broken"),
+    [
+        ({b"content-length": [b"7"]}, 7, False),
+        ({b"content-length": [b"7", b"7"]}, 7, False),
+        ({b"content-length": [b"9" * 19]}, 10**19 - 1, False),
+        ({b"content-length": [b"1" * 20]}, None, True),
+        ({b"content-length": [b"1" * 5000]}, None, True),
+        ({b"content-length": [b"7", b"8"]}, None, True),
+        ({b"content-length": [b"7, 7"]}, None, True),
+        ({b"content-length": [b"+7"]}, None, True),
+        ({b"content-length": [b""]}, None, True),
+        ({b"content-length": [b"1" * 5000], b"transfer-encoding": [b"chunked"]}, None, False),
+    ],
+    ids=lambda v: str(v)[:50],
+)
+async def test_a_length_that_is_none_is_bad_framing(fields, length, broken) -> None:
+    headers = [(name, value) for name, values in fields.items() for value in values]
+    inbound = Inbound({"method": "POST", "headers": headers, "http_version": "1.1"}, asyncio.Event().wait)
+    assert (inbound._length, inbound.has_body, inbound.broken) == (length, True, broken)
+
+
+async def test_bad_framing_is_refused_before_anything_is_forwarded() -> None:
+    place = GatewayUpstream(Upstream("a", "a"), "http://127.0.0.1:1")
+    scope = http_scope("POST", "/v1/embeddings", [("content-length", "1" * 5000)])
+    answer = await call(GatewayApp([place]), "POST", "", scope=scope)
+    assert (answer.status, answer.code) == (400, "ambiguous_selector")
+
+
+@pytest.mark.parametrize(
+    "field",
+    [(b"x", b"a\0"), (b"x", b"a\nb: c"), (b"x", b"\x1b"), (b"x", b"\x7f"), (b"x", b"\xe9"), (b"x y", b""), (b"", b"")],
+)
+async def test_a_field_that_cannot_be_forwarded_is_refused(field: tuple[bytes, bytes]) -> None:
+    scope = http_scope("GET", "/v1/models")
+    scope["headers"] = [field]
+    answer = await call(GatewayApp([GatewayUpstream(Upstream("a", "a"), "http://127.0.0.1:1")]), "GET", "", scope=scope)
+    assert (answer.status, answer.code) == (400, "invalid_header")
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "lane"),
+    [
+        ('{"input": [1, {"model": "no"}], "model": "m\\u00fc", "stream_id": "x"}', "mü", "x"),
+        ('{"model": 7, "stream_id": null}', None, None),
+        ('{"model": ["m"], "stream_id": "x"}', None, "x"),
+        ("{}", None, None),
+        ('["m"]', None, None),
+        ('{"model": "m"', None, None),
+        ("", None, None),
+        ('{"model": "\ud800"}', None, None),
+        ("[" * 100_000, None, None),
+        ('{"model": "m", "x": ' + "[" * 100_000 + "]" * 100_000 + "}", None, None),
+    ],
+    ids=lambda v: str(v)[:40].encode("ascii", "replace").decode(),
+)
+def test_what_is_read_of_a_frame_that_nobody_has_inspected(text: str, model: str | None, lane: str | None) -> None:
+    assert named(text) == (model, lane)
 
 
 @pytest.mark.parametrize("name", [b"x-http-method-override", b"X-HTTP-Method", b"x-method-override"])

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from homeport.observation import observe_event, observe_json
+from homeport.observation import Observed, ObservedEvent, Turns, observe_event, observe_json, observe_stream, shown_of
 from homeport.records import Progress
 from homeport.sse import Event
 
@@ -145,3 +145,124 @@ def test_progress_and_repr() -> None:
     assert seen.progress is Progress.QUEUED
     for secret in ("resp_1", "conv_1", "blob", "rs_1"):
         assert secret not in repr(seen)
+
+
+# --- which response an event belongs to ---------------------------------------------------------------------------
+
+
+def began(response_id: str, *items: str) -> ObservedEvent:
+    return ObservedEvent(Observed(response_id, items=list(items)), False, 0)
+
+
+def ended(response_id: str | None = None, *items: str) -> ObservedEvent:
+    return ObservedEvent(Observed(response_id, items=list(items)), True, 0)
+
+
+def item(name: str) -> ObservedEvent:
+    return ObservedEvent(Observed(items=[name]), False, 0)
+
+
+def taken(*events: ObservedEvent) -> list[ObservedEvent | None]:
+    turns = Turns()
+    return [turns.take(event) for event in events]
+
+
+@pytest.mark.parametrize(
+    ("events", "ends"),
+    [
+        ([began("1"), ended()], "1"),
+        ([began("1"), began("2"), began("1"), ended()], "2"),
+        ([began("1"), began("2"), ended("2"), ended()], "1"),
+        ([began("1"), began("2"), ended("1"), item("a"), ended()], "2"),
+        ([began("1"), ended(), ended()], "1"),
+        ([began("1"), began("2"), ended("2"), ended("1"), ended()], "2"),
+        ([began("1"), ended("1"), ended("2"), ended()], "2"),
+        ([ended()], None),
+    ],
+)
+def test_a_terminal_without_an_id_ends_the_latest_that_is_open(events, ends) -> None:
+    last = taken(*events)[-1]
+    assert last is not None
+    assert (last.observed.id, last.terminal) == (ends, True)
+
+
+def test_items_go_to_the_terminal_that_follows_them_and_to_no_other() -> None:
+    events = taken(
+        began("1"), item("a"), began("2", "b"), item("c"), ended("1", "d"), item("e"), ended(), ended("1"), item("f")
+    )
+    assert [e and (e.observed.id, e.observed.items) for e in events if e is None or e.terminal] == [
+        None,
+        None,
+        ("1", ["d", "a", "b", "c"]),
+        None,
+        ("2", ["e"]),
+        ("1", []),
+        None,
+    ]
+
+
+def test_an_id_is_shown_while_its_response_is_under_way() -> None:
+    events = taken(began("1"), began("1"), ended(), ended("1"), ended("2"), ended())
+    assert [e and e.shown for e in events] == [False, True, True, False, False, False]
+    turns = Turns()
+    turns.take(began("1"))
+    assert (turns.shown("1"), turns.shown("2"), turns.shown(None)) == (True, False, False)
+
+
+def test_of_very_many_responses_under_way_the_oldest_is_given_up() -> None:
+    turns = Turns()
+    for i in range(65):
+        turns.take(began(str(i)))
+    assert list(turns.open) == [str(i) for i in range(1, 65)]
+
+
+@pytest.mark.parametrize(
+    ("events", "over"),
+    [
+        ([], False),
+        ([began("1")], False),
+        ([began("1"), ended()], True),
+        ([ended("1")], True),
+        ([began("1"), began("2"), ended("1")], False),
+        ([began("1"), began("2"), ended("2")], True),
+        ([began("1"), began("2"), ended("2"), ended("1")], True),
+        ([began("1"), ended("1"), began("2")], False),
+        ([began("1"), ended("2")], False),
+    ],
+)
+def test_a_stream_has_ended_when_the_latest_has_or_none_is_open(events, over) -> None:
+    turns = Turns()
+    for event in events:
+        turns.take(event)
+    assert turns.ended is over
+
+
+def test_a_stream_that_is_read_as_a_whole_says_the_same() -> None:
+    done = {"type": "response.output_item.done", "item": {"id": "msg_2"}}
+    events = [
+        {"type": "response.created", "response": {"id": "resp_1"}},
+        {"type": "response.created", "response": {"id": "resp_2"}},
+        {"type": "response.completed", "response": {"id": "resp_1"}},
+        done,
+        {"type": "response.completed", "response": {"status": "completed"}},
+    ]
+    text = b"".join(b"data: " + json.dumps(e).encode() + b"\n\n" for e in events)
+    seen = observe_stream(memoryview(text), 1 << 20)
+    assert seen is not None
+    assert [(e.observed.id, e.terminal, e.observed.items) for e in seen] == [
+        ("resp_1", False, []),
+        ("resp_2", False, []),
+        ("resp_1", True, []),
+        ("resp_2", True, ["msg_2"]),
+    ]
+
+
+def test_what_is_told_of_a_response_is_bounded() -> None:
+    assert shown_of(None) is None
+    small = b'{"id": "resp_1", "x": "' + b"y" * 5000 + b'"}'
+    assert shown_of(memoryview(small)) == small
+    large = json.dumps({"id": "resp_1", "output": ["x" * 5000] * 20, "x": "y" * 5000, "model": "m"}).encode()
+    told = shown_of(memoryview(large))
+    assert told is not None
+    assert json.loads(told) == {"id": "resp_1", "output": [], "model": "m"}
+    assert shown_of(memoryview(b"[" + b"1," * (1 << 16) + b"1]")) is None

@@ -9,7 +9,7 @@ import pytest
 
 from homeport.errors import Rejected
 from homeport.operations import Operation
-from homeport.selectors import Inspected, inspect_body
+from homeport.selectors import Inspected, inspect_body, inspect_members, top_level
 
 
 def inspect(body: object, operation: Operation = Operation.CREATE, limit: int = 256) -> Inspected:
@@ -346,7 +346,14 @@ def test_the_count_is_of_the_body_not_of_each_array() -> None:
     nested = {"type": "x", "tools": [{"a": 1}] * 1000}
     assert refused({"input": [nested] * 40}).rejection.code == "too_many_selectors"
     assert inspect({"tools": [many] * 20}).selectors == ()
-    assert inspect({"tools": [many] * 20}).selectors == ()
+    wide = {f"k{i}": 1 for i in range(16_000)}
+    assert refused({**wide, "tools": [many] * 15}).rejection.code == "too_many_selectors"
+
+
+def test_bodies_that_are_read_at_the_same_time_are_counted_apart() -> None:
+    body = json.dumps({"tools": [{"environment": {f"k{i}": 1 for i in range(20_000)}}]}).encode()
+    for top in [top_level(body) for _ in range(3)]:
+        assert inspect_members(Operation.CREATE, top, max_selectors=1).selectors == ()
 
 
 def test_braces_in_texts_are_not_objects() -> None:
@@ -437,3 +444,23 @@ def test_numbers_of_any_length_and_nesting_of_any_depth_cost_no_time() -> None:
 def test_rejections_and_inspections_show_no_ids() -> None:
     inspected = inspect({"previous_response_id": "resp_secret"})
     assert "resp_secret" not in repr(inspected)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"id": "msg_1", "role": "user"},
+        {"id": "msg_1", "role": "user", "content": None},
+        {"id": "msg_1", "type": None, "role": "nobody", "content": "x"},
+        {"id": "msg_1", "type": " ", "role": "nobody", "content": "x"},
+    ],
+)
+def test_half_a_message_is_a_reference_to_readers_that_try_one_shape_after_the_other(item) -> None:
+    assert found(items(item)) == [("item", "msg_1", True)]
+    assert found(items({**item, "type": "message"})) == []
+    assert found(items({**item, "role": "user", "content": []})) == []
+
+
+def test_a_model_is_no_longer_than_a_name() -> None:
+    assert inspect({"model": "é" * 512}).model == "é" * 512
+    assert refused({"model": "é" * 513}).rejection.param == "model"

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import re
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 from urllib.parse import unquote
 
 import msgspec
+from msgspec import UNSET, Struct, UnsetType
 from starlette.types import Message, Receive, Scope, Send
 
+from homeport.commands.raw_request import RawRequest, parse
 from homeport.decisions import MissPolicy
 from homeport.errors import OUTCOME_HEADER, Reason, Rejected, missing_state
 from homeport.intake import Intake
@@ -27,114 +27,102 @@ from homeport.operations import Match, OperationMatcher
 from homeport.selectors import Inspected, Selector, path_selectors
 from homeport.settings import Settings
 from homeport.stores.memory import MemoryStore
-from homeport.tenants import TenantPolicy
 from homeport.upstreams import Upstream, fingerprint
 
 __all__ = ["RawRequest", "Report", "examine", "parse"]
 
-_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # RFC 9110 section 5.6.2
-_REQUEST_LINE = re.compile(rb"(%b) (\S+)(?: HTTP/[0-9](?:\.[0-9])?)?" % _TOKEN)
-_FIELD = re.compile(rb"(%b):[ \t]*(.*?)[ \t]*" % _TOKEN, re.DOTALL)
-_END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
-_NEWLINE = re.compile(rb"\r?\n")
-_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\r\n]*)?\r?\n")
 _IDENTITY = ("authorization", "api-key", "x-api-key", "openai-organization", "openai-project")
 _UNIX = "unix"
+_OBSERVED = "HOMEPORT_MODE=observe: it passes all the same, with x-homeport-outcome: would-reject/…"
+_INTEGRATED = "an integration may judge more than is judged here: who asks, its own routes, ids that it has wrapped"
 
 
-@dataclass(frozen=True, slots=True)
-class RawRequest:
-    """A request as it stands in a file. ``notes`` tell what a server would have read in another way."""
+class SeenTenant(Struct, frozen=True):
+    """Where the tenant comes from; ``found`` is None where the app tells. Never who it is."""
 
-    method: str
-    target: bytes
-    headers: tuple[tuple[bytes, bytes], ...] = field(repr=False)
-    body: bytes = field(default=b"", repr=False)
-    notes: tuple[str, ...] = ()
-
-    def values(self, name: bytes) -> list[bytes]:
-        return [v for k, v in self.headers if k == name]
+    found: bool | None
+    source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class SeenSelector(Struct, frozen=True, rename={"place": "in"}):
+    """One reference, with its id only if that was asked for."""
+
+    kind: str
+    place: Literal["path", "body"]
+    hard: bool
+    if_unknown: str
+    id: str | UnsetType = UNSET
+
+
+class SeenBody(Struct, frozen=True):
+    """What else is read in a body."""
+
+    store: bool | None
+    stream: bool
+    background: bool
+    model: str | None
+
+
+class Decision(Struct, frozen=True):
+    """The verdict; the last three are there if it is ``refused``."""
+
+    verdict: Literal["passes", "follow-up", "refused"]
+    text: str
+    outcome: str | UnsetType = UNSET
+    status: int | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+
+
+class Report(Struct, frozen=True):
     """What was seen: no id unless that was asked for, and never a credential."""
 
-    seen: dict[str, Any]
-    refused: bool
+    operation: str | None
+    gated: bool
+    tenant: SeenTenant | None
+    selectors: list[SeenSelector]
+    body: SeenBody | None
+    notes: list[str]
+    decision: Decision
+
+    @property
+    def refused(self) -> bool:
+        return self.decision.verdict == "refused"
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        """The same as plain JSON types."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
 
     def lines(self) -> Iterator[str]:
         """The same for people."""
-        seen = self.seen
-        yield f"operation   {seen['operation'] or 'none of homeport'}"
-        if seen["tenant"] is not None:
-            found = {True: "found", False: "none", None: "not known here"}[seen["tenant"]["found"]]
-            yield f"tenant      {found}: {seen['tenant']['source']}"
-        for selector in seen["selectors"]:
-            shown = f" {selector['id']!r}" if "id" in selector else ""
-            weight = "hard" if selector["hard"] else "soft"
-            where = f"in the {selector['in']}, {weight}"
-            yield f"selector    {selector['kind']}{shown} {where}; unknown it {selector['if_unknown']}"
-        if seen["body"] is not None:
-            yield "body        " + ", ".join(f"{name} {_told(value)}" for name, value in seen["body"].items())
-        for note in seen["notes"]:
+        yield f"operation   {self.operation or 'none of homeport'}"
+        if self.tenant is not None:
+            found = {True: "found", False: "none", None: "not known here"}[self.tenant.found]
+            yield f"tenant      {found}: {self.tenant.source}"
+        for selector in self.selectors:
+            shown = f" {selector.id!r}" if isinstance(selector.id, str) else ""
+            where = f"in the {selector.place}, {'hard' if selector.hard else 'soft'}"
+            yield f"selector    {selector.kind}{shown} {where}; unknown it {selector.if_unknown}"
+        if self.body is not None:
+            told = ", ".join(f"{name} {_told(value)}" for name, value in msgspec.structs.asdict(self.body).items())
+            yield f"body        {told}"
+        for note in self.notes:
             yield f"note        {note}"
-        yield f"decision    {seen['decision']['text']}"
+        yield f"decision    {self.decision.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """The middleware's own answer."""
+
+    outcome: str
+    status: int
+    message: str
 
 
 class _Reached(Exception):
     """The app would have been called."""
-
-
-def parse(data: bytes) -> RawRequest:
-    """The HTTP/1.1 request in ``data``, with CRLF or LF. Raises ``ValueError`` for anything else."""
-    end = _END_OF_HEAD.search(data)
-    head, rest = (data[: end.start()], data[end.end() :]) if end else (data.rstrip(b"\r\n"), b"")
-    first, *lines = _NEWLINE.split(head)
-    line = _REQUEST_LINE.fullmatch(first)
-    if line is None:
-        raise ValueError("the first line is no request line: METHOD target HTTP/1.1")
-    headers = []
-    for number, text in enumerate(lines, 2):
-        found = _FIELD.fullmatch(text)
-        if found is None:
-            raise ValueError(f"line {number} is no header field: name: value")
-        headers.append((found[1].lower(), found[2]))
-    request = RawRequest(line[1].decode(), line[2], tuple(headers))
-    body, notes = _body(request, rest)
-    return RawRequest(request.method, request.target, request.headers, body, notes)
-
-
-def _body(request: RawRequest, rest: bytes) -> tuple[bytes, tuple[str, ...]]:
-    lengths = request.values(b"content-length")
-    if any(b"chunked" in value.lower() for value in request.values(b"transfer-encoding")):
-        return _unchunked(rest), ()
-    if len(lengths) != 1:
-        undeclared = rest and not lengths
-        return rest, ("a server reads no body without content-length or chunks; here it is read",) if undeclared else ()
-    if not lengths[0].isdigit():
-        raise ValueError("content-length is no number")
-    length = int(lengths[0])
-    if len(rest) < length:
-        raise ValueError(f"the file ends {length - len(rest)} bytes before the body that content-length announces")
-    left = len(rest) - length
-    return rest[:length], ("what stands behind the body that content-length announces is left out",) if left else ()
-
-
-def _unchunked(rest: bytes) -> bytes:
-    parts: list[bytes] = []
-    while True:
-        size = _CHUNK.match(rest)
-        if size is None:
-            raise ValueError("the body is not chunked, as transfer-encoding says")
-        length, start = int(size[1], 16), size.end()
-        if not length:
-            return b"".join(parts)
-        end = _NEWLINE.match(rest, start + length)
-        if end is None:
-            raise ValueError("a chunk of the body is not as long as it says")
-        parts.append(rest[start : start + length])
-        rest = rest[end.end() :]
 
 
 def examine(request: RawRequest, settings: Settings, *, peer: str, show_ids: bool = False) -> Report:
@@ -148,7 +136,7 @@ def examine(request: RawRequest, settings: Settings, *, peer: str, show_ids: boo
 
 
 async def _examine(request: RawRequest, settings: Settings, scope: Scope, *, show_ids: bool) -> Report:
-    match, rejection, found, read = None, None, Inspected(), False
+    match, tenant, refusal, found, read = None, None, None, Inspected(), False
     try:
         match = OperationMatcher(settings.path_prefixes).match(request.method, scope["path"], scope["raw_path"])
         gated = match is not None
@@ -157,28 +145,22 @@ async def _examine(request: RawRequest, settings: Settings, scope: Scope, *, sho
     if match is not None:
         found, read = await _read(match, request, scope, settings)
     socket = gated and any(value.lower() == b"websocket" for value in request.values(b"upgrade"))
-    if gated and not socket:
-        rejection = await _ask(request, scope, settings)
-    unknown = rejection is not None and rejection["outcome"] == Reason.MISSING
-    refused = rejection is not None and not unknown
-    notes = list(request.notes)
-    if (refused or unknown) and settings.mode == "observe":
-        notes.append("HOMEPORT_MODE=observe: it passes all the same, with x-homeport-outcome: would-reject/…")
-    misses = settings.miss_policy
-    seen = {
-        "operation": match.operation.value if match is not None else None,
-        "gated": gated,
-        "tenant": _tenant(request, scope, settings) if gated else None,
-        "selectors": [_shown(selector, misses, show_ids=show_ids) for selector in found.selectors],
-        "body": _flags(found) if read else None,
-        "notes": notes,
-        "decision": {
-            "verdict": "refused" if refused else "follow-up" if unknown else "passes",
-            "text": _text(found, rejection, gated=gated, socket=socket),
-            **((rejection or {}) if refused else {}),
-        },
-    }
-    return Report(seen, refused)
+    if gated:
+        middleware = _mounted(settings)
+        try:
+            tenant = _tenant(middleware, request, scope, settings)
+            refusal = None if socket else await _ask(middleware, request, scope)
+        finally:
+            await middleware.close()
+    return Report(
+        operation=match.operation.value if match is not None else None,
+        gated=gated,
+        tenant=tenant,
+        selectors=[_shown(selector, settings.miss_policy, show_ids=show_ids) for selector in found.selectors],
+        body=SeenBody(found.store, found.stream, found.background, found.model) if read else None,
+        notes=[*request.notes, *_notes(settings, refusal)],
+        decision=_decision(found, refusal, gated=gated, socket=socket),
+    )
 
 
 def _scope(request: RawRequest, peer: str) -> Scope:
@@ -223,54 +205,43 @@ async def _read(match: Match, request: RawRequest, scope: Scope, settings: Setti
     return replace(found, selectors=(*path, *found.selectors)), True
 
 
-async def _ask(request: RawRequest, scope: Scope, settings: Settings) -> dict[str, Any] | None:
-    """The middleware's own answer to the request; None if it would call the app."""
-
+def _mounted(settings: Settings) -> ContinuationMiddleware:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if settings.tenant_mode == "host":
             await scope["state"]["homeport"].admit(Tenant((b"somebody",)))
         raise _Reached
 
+    named = [Upstream(upstream.name, fingerprint(upstream.name)) for upstream in settings.upstreams]
+    enforcing = settings.model_copy(update={"mode": "enforce"})
+    return ContinuationMiddleware(app, enforcing, MemoryStore(), named or None)
+
+
+async def _ask(middleware: ContinuationMiddleware, request: RawRequest, scope: Scope) -> _Refusal | None:
+    """The middleware's own answer to the request; None if it would call the app."""
     answer: list[Message] = []
 
     async def send(message: Message) -> None:
         answer.append(message)
 
-    named = [Upstream(upstream.name, fingerprint(upstream.name)) for upstream in settings.upstreams]
-    enforcing = settings.model_copy(update={"mode": "enforce"})
-    middleware = ContinuationMiddleware(app, enforcing, MemoryStore(), named or None)
     try:
         await middleware(scope, _receiving(request.body), send)
     except _Reached:
         return None
-    finally:
-        await middleware.close()
     head, body = answer
     outcome = next(value for name, value in head["headers"] if name == OUTCOME_HEADER.encode())
     message = msgspec.json.decode(body["body"])["error"]["message"]
-    return {"outcome": outcome.decode(), "status": head["status"], "message": message}
+    return _Refusal(outcome.decode(), head["status"], message)
 
 
-def _tenant(request: RawRequest, scope: Scope, settings: Settings) -> dict[str, Any]:
-    """Where the tenant comes from and whether there is one; never who it is."""
+def _tenant(middleware: ContinuationMiddleware, request: RawRequest, scope: Scope, settings: Settings) -> SeenTenant:
     if settings.tenant_mode == "host":
-        return {"found": None, "source": "the application tells, after its own authentication"}
-    client = scope["client"]
-    query = scope["query_string"]
+        return SeenTenant(None, "the application tells, after its own authentication")
+    source = _source(request, settings)
     try:
-        TenantPolicy(settings).resolve(
-            request.headers,
-            peer=client[0] if client else None,
-            unix=client is None,
-            method=request.method,
-            target=scope["raw_path"] + (b"?" + query if query else b""),
-            body=request.body,
-            now=time.time(),
-        )
-        found, why = True, ""
+        middleware._gate.tenant_of(scope, request.headers, request.body)
     except Rejected as rejected:
-        found, why = False, f" ({rejected.rejection.reason.value})"
-    return {"found": found, "source": _source(request, settings) + why}
+        return SeenTenant(False, f"{source} ({rejected.rejection.reason.value})")
+    return SeenTenant(True, source)
 
 
 def _source(request: RawRequest, settings: Settings) -> str:
@@ -288,37 +259,44 @@ def _source(request: RawRequest, settings: Settings) -> str:
     return f"credential in {', '.join(sent)}" if sent else "no credential was sent"
 
 
-def _shown(selector: Selector, misses: MissPolicy, *, show_ids: bool) -> dict[str, Any]:
+def _shown(selector: Selector, misses: MissPolicy, *, show_ids: bool) -> SeenSelector:
     rejection = missing_state(selector.kind, selector.id, Reason.MISSING, in_path=selector.in_path)
     refused = f"is refused with {rejection.status} {rejection.code or ''}".strip()
     several, one = (misses.tolerates(selector, Reason.MISSING, single_upstream=single) for single in (False, True))
-    return {
-        "kind": selector.kind.value,
-        "in": "path" if selector.in_path else "body",
-        "hard": selector.hard,
-        "if_unknown": "passes" if several else f"passes with one upstream, else {refused}" if one else refused,
-        **({"id": selector.id} if show_ids else {}),
-    }
+    return SeenSelector(
+        kind=selector.kind.value,
+        place="path" if selector.in_path else "body",
+        hard=selector.hard,
+        if_unknown="passes" if several else f"passes with one upstream, else {refused}" if one else refused,
+        id=selector.id if show_ids else UNSET,
+    )
 
 
-def _flags(found: Inspected) -> dict[str, Any]:
-    return {"store": found.store, "stream": found.stream, "background": found.background, "model": found.model}
+def _notes(settings: Settings, refusal: _Refusal | None) -> Iterator[str]:
+    if refusal is not None and settings.mode == "observe":
+        yield _OBSERVED
+    if settings.tenant_mode == "host" or any(name.startswith("litellm_") for name in settings.model_fields_set):
+        yield _INTEGRATED
+
+
+def _decision(found: Inspected, refusal: _Refusal | None, *, gated: bool, socket: bool) -> Decision:
+    kinds = ", ".join(dict.fromkeys(selector.kind.value for selector in found.selectors))
+    if not gated:
+        return Decision("passes", "not gated: passes untouched")
+    if socket:
+        return Decision("passes", "a WebSocket: each of its messages is inspected when it comes")
+    if refusal is not None and refusal.outcome != Reason.MISSING:
+        text = f"would be refused: {refusal.outcome} {refusal.status} {refusal.message}"
+        return Decision("refused", text, refusal.outcome, refusal.status, refusal.message)
+    if refusal is not None:
+        return Decision(
+            "follow-up", f"follow-up: goes to the owner of what it names ({kinds}), or is refused as missing"
+        )
+    if kinds:
+        text = f"follow-up: goes to the owner of what it names ({kinds}) where that is known, else to any upstream"
+        return Decision("passes", text)
+    return Decision("passes", "new request: passes to any upstream; what is kept of it there is recorded as owned")
 
 
 def _told(value: bool | str | None) -> str:
     return "not said" if value is None else value if isinstance(value, str) else str(value).lower()
-
-
-def _text(found: Inspected, rejection: dict[str, Any] | None, *, gated: bool, socket: bool) -> str:
-    kinds = ", ".join(dict.fromkeys(selector.kind.value for selector in found.selectors))
-    if not gated:
-        return "not gated: passes untouched"
-    if socket:
-        return "a WebSocket: each of its messages is inspected when it comes"
-    if rejection is not None and rejection["outcome"] != Reason.MISSING:
-        return f"would be refused: {rejection['outcome']} {rejection['status']} {rejection['message']}"
-    if rejection is not None:
-        return f"follow-up: goes to the owner of what it names ({kinds}), or is refused as missing"
-    if found.selectors:
-        return f"follow-up: goes to the owner of what it names ({kinds}) where that is known, else to any upstream"
-    return "new request: passes to any upstream; what is kept of it there is recorded as owned"
