@@ -10,7 +10,7 @@ import msgspec
 
 from homeport.errors import Reason, Rejected, ambiguous, reject
 from homeport.keys import Kind
-from homeport.observation import ObservedEvent, observe_event
+from homeport.observation import ObservedEvent, Unreadable, observe_event
 from homeport.operations import Operation
 from homeport.selectors import Inspected, Selector, id_member, inspect_members, text_member, top_level
 from homeport.sse import Event
@@ -47,10 +47,13 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """One message of the server's: what it shows of a response, or that one was ``refused``, and on which lane."""
+    """One message of the server's: what it shows of a response, that one was ``refused``, or that nobody here can read
+    what it shows; and on which lane.
+    """
 
     found: ObservedEvent | None = None
     refused: bool = False
+    unreadable: bool = False
     stream_id: str | None = field(default=None, repr=False)
 
 
@@ -95,9 +98,12 @@ def _check_members(operation: Operation, top: Members) -> None:
 
 def hear(data: bytes) -> Heard:
     """What the server's message ``data`` shows; nothing is wrong with one that is no JSON."""
-    found = observe_event(Event(data, data=data))
+    try:
+        found = observe_event(Event(data, data=data))
+    except Unreadable:
+        return Heard(unreadable=True, stream_id=lane_of(data))
     refused = found is None and _ERROR.search(data) is not None
-    return Heard(found, refused, lane_of(data)) if found is not None or refused else _NOTHING
+    return Heard(found, refused, stream_id=lane_of(data)) if found is not None or refused else _NOTHING
 
 
 def lane_of(data: bytes | str) -> str | None:

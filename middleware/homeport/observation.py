@@ -22,6 +22,7 @@ __all__ = [
     "Observed",
     "ObservedEvent",
     "Turns",
+    "Unreadable",
     "observe_event",
     "observe_json",
     "observe_stream",
@@ -84,6 +85,10 @@ class ObservedEvent:
     sequence_number: int
     view: memoryview | None = field(default=None, repr=False)
     shown: bool = False
+
+
+class Unreadable(ValueError):
+    """What an event shows cannot be read."""
 
 
 class Turns:
@@ -227,7 +232,8 @@ def observe_json(body: bytes | memoryview) -> Observed | None:
 def observe_event(event: Event) -> ObservedEvent | None:
     """The facts of ``event``, None if it holds none: deltas are told apart without decoding them.
 
-    Any event with a ``response`` object carries it, whatever its type: a client can read the id there.
+    Any event with a ``response`` object carries it, whatever its type: a client can read the id there. Raises
+    :class:`Unreadable` for one that may hold a response and cannot be read here: some client's reader may take it.
     """
     data, name = event.data, event.name
     if not data or (name not in _CARRIERS and not _matters(data)):
@@ -238,6 +244,8 @@ def observe_event(event: Event) -> ObservedEvent | None:
     kind = (_text(decoded.type) or "").encode() or name
     response = memoryview(decoded.response)
     seen = observe_json(response) if response and bytes(response[:5]) != b"null" else None
+    if seen is None and bytes(response[:1]) == b"{":
+        raise Unreadable
     observed = seen or Observed()
     if kind in _CARRIERS:
         _add_item(observed, decoded.item)
@@ -260,7 +268,7 @@ def observe_stream(text: memoryview, max_event_bytes: int) -> list[ObservedEvent
             anything = True
             if (found := turns.take(found)) is not None:
                 seen.append(replace(found, view=None))  # a view would keep all of the text
-    except EventTooLarge:
+    except (EventTooLarge, Unreadable):
         return None
     return seen if anything else None
 
@@ -305,10 +313,14 @@ def _decoded_event(data: bytes | memoryview) -> _Event | None:
         return None
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         strict = _strict(data)
+    if strict is None:
+        raise Unreadable
     try:
-        return None if strict is None else _events.decode(strict)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return _events.decode(strict)
+    except msgspec.ValidationError:
         return None
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise Unreadable from None
 
 
 def _strict(body: bytes | memoryview) -> bytes | None:

@@ -16,7 +16,7 @@ from homeport import telemetry
 from homeport.answers import Recorder, header_values
 from homeport.bodies import CodingError, StreamDecoder
 from homeport.errors import Reason, Rejected, Rejection, failed_event
-from homeport.observation import LARGE_RESPONSE, ObservedEvent, Turns, observe_event, shown_of
+from homeport.observation import LARGE_RESPONSE, ObservedEvent, Turns, Unreadable, observe_event, shown_of
 from homeport.outlet import Outlet
 from homeport.settings import Settings
 from homeport.sse import Event, EventTooLarge, Framer, LargeEvent, blocks, read
@@ -111,6 +111,9 @@ class StreamedAnswer:
             self._opaque = True
         else:
             self._coded = _Coded(decoder) if decoder.coded else None
+            if self._coded is None:  # keepalives and an error are not in the length that was announced
+                kept = [(k, v) for k, v in message.get("headers", ()) if k.lower() != b"content-length"]
+                self._head = {**message, "headers": kept}
         self._plain = not self._opaque and self._coded is None
 
     async def body(self, message: Message) -> None:
@@ -251,7 +254,11 @@ class StreamedAnswer:
         if event.data == b"[DONE]":
             self._done_seen = True
             return None
-        return observe_event(event)
+        try:
+            return observe_event(event)
+        except Unreadable:
+            self._recorder.unreadable()
+            return None
 
     async def _commit(self, found: ObservedEvent) -> None:
         self._next_sequence = found.sequence_number

@@ -263,33 +263,40 @@ class SocketResponder:
         text = message.get("text")
         size = len(message.get("bytes") or b"" if text is None else text)
         heard = _NOTHING if self._blind else await _aside(size, _hear, message)
-        if heard.found is not None:
+        if heard.found is not None or heard.unreadable:
             await self._record(heard.found, heard.stream_id)
         elif heard.refused:
             self._lanes.failed(heard.stream_id)
         # Servers differ in which one of two they send.
         await self._send(message if text is None else {"type": "websocket.send", "text": text})
 
-    async def _record(self, found: ObservedEvent, stream_id: str | None) -> None:
-        shown = self._lanes.shown(found.observed.id)
+    async def _record(self, found: ObservedEvent | None, stream_id: str | None) -> None:
+        shown = found is not None and self._lanes.shown(found.observed.id)
         try:
-            await self._lanes.record(found, stream_id, self._admitted())
+            await self._own(found, stream_id)
         except Rejected as rejected:
             _logger.warning("a response could not be owned: %s", rejected.rejection.reason.value)
             self._count(Operation.CREATE, rejected.rejection)
             if self._gate.enforces:
                 await self._fail(rejected.rejection, found, stream_id, shown=shown)
 
-    async def _fail(self, rejection: Rejection, found: ObservedEvent, stream_id: str | None, *, shown: bool) -> None:
+    async def _own(self, found: ObservedEvent | None, stream_id: str | None) -> None:
+        if found is None:  # some client's reader may take what ours does not
+            raise Rejected.because(Reason.COMMIT_FAILED)
+        await self._lanes.record(found, stream_id, self._admitted())
+
+    async def _fail(
+        self, rejection: Rejection, found: ObservedEvent | None, stream_id: str | None, *, shown: bool
+    ) -> None:
         """Say that a response is lost and end the socket: what follows on it could not be told apart.
 
         Raises ``OSError``, as a server does for a client that has gone.
         """
-        view = found.view if shown else None
+        view = found.view if found is not None and shown else None
         frame = failed_frame(
             rejection,
             response=await _aside(len(view or b""), shown_of, view),
-            sequence_number=found.sequence_number,
+            sequence_number=0 if found is None else found.sequence_number,
             stream_id=stream_id,
         )
         await self._send({"type": "websocket.send", "text": frame})

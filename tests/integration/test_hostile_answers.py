@@ -725,3 +725,35 @@ async def test_a_reset_is_seen_by_the_client() -> None:
         writer.close()
     assert b"output_text.delta" in got
     assert not got.endswith(b"0\r\n\r\n")
+
+
+DEEP = b'{"id":"resp_1","x":' + b"[" * 3000 + b"]" * 3000 + b"}"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'{"type":"response.created","sequence_number":0,"response":' + DEEP + b"}",
+        b'{"type":"response.created","response":{"id":"resp_1",}}',
+        b'{"type":"response.completed","response":{"id":"resp_1","n":' + b"9" * 5000 + b',"s":"\\ud800"}}',
+    ],
+    ids=["deep", "comma", "huge number"],
+)
+async def test_an_event_that_some_client_may_read_and_we_cannot_ends_the_stream(event: bytes) -> None:
+    store = CountingStore()
+    body = sse(stream_events()[2]) + b"data: " + event + b"\n\n" + sse(stream_events()[3])
+    app = ScriptedApp(respond(body, content_type="text/event-stream"))
+    answer = await call(mount(app, store), "POST", "/v1/responses", {"stream": True})
+    assert b"resp_1" not in answer.body
+    assert b"state_commit_failed" in answer.body
+
+
+async def test_a_stream_whose_length_was_announced_may_still_end_in_an_error() -> None:
+    store = CountingStore()
+    store.fail_commits = [StoreUnavailable]
+    body = sse(stream_events()[2], *stream_events())
+    headers = (("content-length", str(len(body))), ("x-other", "1"))
+    app = ScriptedApp(respond(body, content_type="text/event-stream", headers=headers))
+    answer = await call(mount(app, store), "POST", "/v1/responses", {"stream": True})
+    assert (answer.header("content-length"), answer.header("x-other")) == (None, "1")
+    assert b"response.failed" in answer.body

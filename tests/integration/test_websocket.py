@@ -926,3 +926,13 @@ async def test_what_a_client_has_sent_does_not_outlive_its_exchange() -> None:
         assert held == []
     finally:
         gc.enable()
+
+
+async def test_an_event_that_some_client_may_read_and_we_cannot_ends_the_socket() -> None:
+    deep = '{"type":"response.created","response":{"id":"resp_1","x":' + "[" * 3000 + "]" * 3000 + "}}"
+    for text in (deep, '{"type":"response.created","response":{"id":"resp_1",}}'):
+        async with connect(mount(ScriptedSocket(lambda f, text=text: [text]))) as socket:
+            socket.send(create())
+            failed = await socket.recv()
+            assert (failed["type"], failed["error"]["code"]) == ("response.failed", "state_commit_failed")
+            assert (await socket.raw())["code"] == 1011
