@@ -1,7 +1,8 @@
 """homeport: a follow-up reaches the upstream that holds its state, from any replica, or is refused before routing."""
 
 from homeport.adapter import Adapter
-from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, error_frame, missing_state, reject
+from homeport.error_events import error_frame
+from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, missing_state, reject
 from homeport.exchange import Adopt, Exchange, Port, current_exchange
 from homeport.intake import ClientGone, Intake
 from homeport.keys import Keyring, Kind, Tenant

@@ -15,7 +15,8 @@ from starlette.types import Message
 
 from homeport.bodies import CodingError, StreamDecoder
 from homeport.errors import Rejected
-from homeport.observation import Observed, ObservedEvent, observe_json, observe_stream
+from homeport.facts import Observed, observe_json
+from homeport.observation import ObservedEvent, observe_stream
 from homeport.outlet import Outlet
 from homeport.settings import Settings
 from homeport.sse import blocks

@@ -10,9 +10,10 @@ import msgspec
 
 from homeport.errors import Reason, Rejected, ambiguous, reject
 from homeport.keys import Kind
+from homeport.members import id_of, text_of
 from homeport.observation import ObservedEvent, Unreadable, observe_event
 from homeport.operations import Operation
-from homeport.selectors import Inspected, Selector, id_member, inspect_members, text_member, top_level
+from homeport.selectors import Inspected, Selector, inspect_members, top_level
 from homeport.sse import Event
 from homeport.strictjson import Members
 
@@ -72,15 +73,15 @@ def inspect_frame(data: bytes, *, max_selectors: int) -> Frame:
     for a type that is not known: what else would it refer to?
     """
     top = top_level(data, _KNOWN)
-    operation = _OPERATIONS.get(text_member("type", top) or "")
+    operation = _OPERATIONS.get(text_of("type", top.get("type")) or "")
     if operation is None:
         raise Rejected(reject(Reason.UNSUPPORTED_OPERATION, message=_UNKNOWN))
     _check_members(operation, top)
-    stream_id = text_member("stream_id", top)
+    stream_id = text_of("stream_id", top.get("stream_id"))
     if stream_id is not None and not _STREAM_ID.fullmatch(stream_id):
         raise Rejected(reject(Reason.INVALID_TYPE, message=_BAD_LANE, param="stream_id"))
     request = inspect_members(operation, top, max_selectors=max_selectors)
-    injected = id_member("response_id", top)
+    injected = id_of("response_id", top.get("response_id"))
     if injected is not None:
         request = replace(request, selectors=(Selector(Kind.RESPONSE, injected, injected=True), *request.selectors))
     return Frame(operation, request, stream_id)

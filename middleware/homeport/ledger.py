@@ -11,8 +11,8 @@ from homeport import telemetry
 from homeport.adapter import Adapter
 from homeport.decisions import Fact
 from homeport.errors import Reason, Rejected
+from homeport.facts import Observed
 from homeport.keys import Digests, Keyring, Kind, StateKey, Tenant
-from homeport.observation import Observed
 from homeport.operations import Operation
 from homeport.records import Conflict, Entry, Progress, Record, StaleRevision, Write, encode_record
 from homeport.selectors import Inspected, Selector

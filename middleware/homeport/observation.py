@@ -1,30 +1,25 @@
-"""What a response says about state: ids, status, ``store``, items (WIRE.md section 3.2).
+"""What the events of a stream say about state, and which response each belongs to (WIRE.md section 3.2).
 
 Observation never changes a byte, and decodes only the events that can hold a response object or a finished item.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import msgspec
 
-from homeport.records import Progress, progress_of
+from homeport.facts import Observed, add_item, number_in, observe_json, strict, text_in
 from homeport.sse import Event, EventTooLarge, Framer, LargeEvent, blocks, read
 
 __all__ = [
     "LARGE_RESPONSE",
-    "Observed",
     "ObservedEvent",
     "Turns",
     "Unreadable",
     "observe_event",
-    "observe_json",
     "observe_stream",
     "shown_of",
 ]
@@ -32,44 +27,7 @@ __all__ = [
 LARGE_RESPONSE = 1 << 16  # bytes; what is longer is read in a thread, so that other streams keep their latency
 
 
-# Far more than are recorded of one answer, and no more than can be looked at without being noticed.
-_MAX_ITEMS = 1 << 13
 _MAX_OPEN = 64  # responses under way at once in one stream; the API has 32 named lanes on a whole socket
-
-
-@dataclass(slots=True)
-class Observed:
-    """The facts of one object; ids are never shown. ``created_at`` is in Unix seconds, 0 when not given."""
-
-    id: str | None = field(default=None, repr=False)
-    status: str | None = None
-    store: bool | None = None
-    background: bool = False
-    created_at: int = 0
-    conversation: str | None = field(default=None, repr=False)
-    items: list[str] = field(default_factory=list, repr=False)
-    encrypted: list[str] = field(default_factory=list, repr=False)
-    containers: list[str] = field(default_factory=list, repr=False)
-
-    @property
-    def progress(self) -> Progress:
-        return progress_of(self.status)
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to own."""
-        return not (self.id or self.conversation or self.items or self.encrypted or self.containers)
-
-    def add(self, other: Observed) -> None:
-        """Take over the items of ``other``; of very many the newest."""
-        for mine, others in (
-            (self.items, other.items),
-            (self.encrypted, other.encrypted),
-            (self.containers, other.containers),
-        ):
-            mine += others
-            if len(mine) > 2 * _MAX_ITEMS:
-                mine[:] = list(dict.fromkeys(mine))[-_MAX_ITEMS:]
 
 
 @dataclass(slots=True)
@@ -159,25 +117,6 @@ class Turns:
 _NOTHING = msgspec.Raw()  # a Raw that may be None would take nothing but null
 
 
-# Values stay raw until their type has been looked at: servers differ in those of what homeport does not need.
-class _Item(msgspec.Struct):
-    id: msgspec.Raw = _NOTHING
-    encrypted_content: msgspec.Raw = _NOTHING
-    container_id: msgspec.Raw = _NOTHING
-    environment: msgspec.Raw = _NOTHING
-
-
-class _Object(msgspec.Struct):
-    id: msgspec.Raw = _NOTHING
-    status: msgspec.Raw = _NOTHING
-    store: msgspec.Raw = _NOTHING
-    background: msgspec.Raw = _NOTHING
-    created_at: msgspec.Raw = _NOTHING
-    conversation: msgspec.Raw = _NOTHING
-    output: msgspec.Raw = _NOTHING
-    data: msgspec.Raw = _NOTHING
-
-
 class _Event(msgspec.Struct):
     type: msgspec.Raw = _NOTHING
     sequence_number: msgspec.Raw = _NOTHING
@@ -185,15 +124,6 @@ class _Event(msgspec.Struct):
     item: msgspec.Raw = _NOTHING
 
 
-class _Reference(msgspec.Struct):
-    id: msgspec.Raw = _NOTHING
-    container_id: msgspec.Raw = _NOTHING
-
-
-_objects = msgspec.json.Decoder(_Object)
-_items = msgspec.json.Decoder(list[_Item])
-_item = msgspec.json.Decoder(_Item)
-_references = msgspec.json.Decoder(_Reference)
 _events = msgspec.json.Decoder(_Event)
 
 _TERMINAL = frozenset({b"response.completed", b"response.incomplete", b"response.failed", b"response.cancelled"})
@@ -209,24 +139,6 @@ _MATTERS = re.compile(
 _DISGUISE = re.compile(rb"\\u00(?:[67]|5[fF]|2[eE])")
 _SMALL = 1 << 12
 _BLOCK = 1 << 16
-# How a JSON value begins, for readers that take NaN and a byte order mark too.
-_VALUE = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*+[{\[\"\-0-9tfnNI]")
-
-
-def observe_json(body: bytes | memoryview) -> Observed | None:
-    """The facts of a JSON response, an item list or a created resource; None if it is not JSON at all."""
-    try:
-        return _facts(_objects.decode(body))
-    except msgspec.ValidationError:
-        return Observed()  # JSON, but no object
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        strict = _strict(body)
-    try:
-        return None if strict is None else _facts(_objects.decode(strict))
-    except msgspec.ValidationError:
-        return Observed()
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return None
 
 
 def observe_event(event: Event) -> ObservedEvent | None:
@@ -241,17 +153,17 @@ def observe_event(event: Event) -> ObservedEvent | None:
     decoded = _decoded_event(data)
     if decoded is None:
         return None
-    kind = (_text(decoded.type) or "").encode() or name
+    kind = (text_in(decoded.type) or "").encode() or name
     response = memoryview(decoded.response)
     seen = observe_json(response) if response and bytes(response[:5]) != b"null" else None
     if seen is None and bytes(response[:1]) == b"{":
         raise Unreadable
     observed = seen or Observed()
     if kind in _CARRIERS:
-        _add_item(observed, decoded.item)
+        add_item(observed, decoded.item)
     elif observed.id is None:
         return None
-    number = _number(decoded.sequence_number)
+    number = number_in(decoded.sequence_number)
     return ObservedEvent(observed, kind in _TERMINAL, number, response if seen is not None else None)
 
 
@@ -312,101 +224,12 @@ def _decoded_event(data: bytes | memoryview) -> _Event | None:
     except msgspec.ValidationError:
         return None
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        strict = _strict(data)
-    if strict is None:
+        plain = strict(data)
+    if plain is None:
         raise Unreadable
     try:
-        return _events.decode(strict)
+        return _events.decode(plain)
     except msgspec.ValidationError:
         return None
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         raise Unreadable from None
-
-
-def _strict(body: bytes | memoryview) -> bytes | None:
-    """What most clients' readers take, though it is not JSON, written as JSON; None for what they do not take either.
-
-    NaN, lone surrogates, broken UTF-8 and a byte order mark are read: a response is recorded whenever some client could
-    read its id. Only requests are held to one reading.
-    """
-    if _VALUE.match(body) is None:
-        return None
-    try:
-        text = bytes(body).decode("utf-8-sig", "replace")
-        found = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
-        return json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
-    except (ValueError, RecursionError):
-        return None
-
-
-def _finite(text: str) -> float | None:
-    value = float(text)
-    return value if math.isfinite(value) else None
-
-
-def _facts(found: _Object) -> Observed:
-    observed = Observed(
-        _text(found.id),
-        _text(found.status),
-        {b"true": True, b"false": False}.get(bytes(memoryview(found.store)[:6])),
-        bytes(memoryview(found.background)[:5]) == b"true",
-        _number(found.created_at),
-        _text(found.conversation) or _member(found.conversation, "id"),
-    )
-    items = found.output if bytes(memoryview(found.output)[:1]) == b"[" else found.data
-    if bytes(memoryview(items)[:1]) == b"[":
-        _add_items(observed, items)
-    return observed
-
-
-def _add_items(observed: Observed, raw: msgspec.Raw) -> None:
-    try:
-        items = _items.decode(raw)
-    except msgspec.ValidationError:  # something else than objects in it
-        for element in msgspec.json.decode(raw, type=list[msgspec.Raw])[-_MAX_ITEMS:]:
-            _add_item(observed, element)
-        return
-    for item in items[-_MAX_ITEMS:]:
-        _add(observed, item)
-
-
-def _add_item(observed: Observed, raw: msgspec.Raw) -> None:
-    if bytes(memoryview(raw)[:1]) == b"{":
-        _add(observed, _item.decode(raw))
-
-
-def _add(observed: Observed, item: _Item) -> None:
-    item_id, encrypted = _text(item.id), _text(item.encrypted_content)
-    container = _text(item.container_id) or _member(item.environment, "container_id")
-    if item_id:
-        observed.items.append(item_id)
-    if encrypted:
-        observed.encrypted.append(encrypted)
-    if container:
-        observed.containers.append(container)
-
-
-def _member(raw: msgspec.Raw, name: Literal["id", "container_id"]) -> str | None:
-    if raw is _NOTHING or bytes(memoryview(raw)[:1]) != b"{":
-        return None
-    return _text(getattr(_references.decode(raw), name))
-
-
-def _text(raw: msgspec.Raw) -> str | None:
-    """A string with text in it; None for whatever else stands there."""
-    if raw is _NOTHING or bytes(memoryview(raw)[:1]) != b'"':
-        return None
-    try:
-        return msgspec.json.decode(raw, type=str) or None
-    except (msgspec.DecodeError, UnicodeError):
-        return None  # not UTF-8: it could not be sent back, so it names nothing
-
-
-def _number(raw: msgspec.Raw) -> int:
-    """A number that can be a time or a sequence number, else 0."""
-    text = bytes(memoryview(raw)[:32])
-    try:
-        value = float(text)
-    except ValueError:
-        return 0
-    return int(value) if 0 < value < 1e15 else 0

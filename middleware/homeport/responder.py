@@ -16,11 +16,11 @@ from homeport.answers import Answer, BufferedAnswer, KeptAnswer, PlainAnswer, Sn
 from homeport.decisions import Pin, Reject
 from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, reject
 from homeport.exchange import Adopt, Exchange, exchange_scope
+from homeport.facts import Observed
 from homeport.gate import Gate
 from homeport.intake import ClientGone, Intake
 from homeport.keys import Tenant
 from homeport.ledger import Ledger
-from homeport.observation import Observed
 from homeport.operations import Match, Operation
 from homeport.outlet import Cut, Outlet, Progress
 from homeport.port import ExchangePort

@@ -15,17 +15,16 @@ import msgspec
 from homeport import strictjson
 from homeport.errors import Reason, Rejected, ambiguous, reject
 from homeport.keys import Kind
-from homeport.operations import MAX_ID_BYTES, Match, Operation
+from homeport.members import flag_or_none, id_of, invalid_type, is_absent, is_true, kind_of, text_of, text_or_none
+from homeport.operations import Match, Operation
 from homeport.strictjson import Members, Reader
 
 __all__ = [
     "Inspected",
     "Selector",
-    "id_member",
     "inspect_body",
     "inspect_members",
     "path_selectors",
-    "text_member",
     "top_level",
 ]
 
@@ -122,10 +121,10 @@ def inspect_members(operation: Operation, top: Members, *, max_selectors: int) -
         raise _refusal(error) from None
     return Inspected(
         selectors,
-        model=_text_or_none(top.get("model")),
-        stream=_is_true(top.get("stream")),
-        store=_flag_or_none(top.get("store")),
-        background=_is_true(top.get("background")),
+        model=text_or_none(top.get("model")),
+        stream=is_true(top.get("stream")),
+        store=flag_or_none(top.get("store")),
+        background=is_true(top.get("background")),
     )
 
 
@@ -144,7 +143,7 @@ def _references(reader: Reader, operation: Operation, top: Members) -> Iterator[
         yield from _in_items(reader, "items", top.get("items"))
         return
     _check_plain(top)
-    previous = _id("previous_response_id", top.get("previous_response_id"))
+    previous = id_of("previous_response_id", top.get("previous_response_id"))
     conversation = _conversation_id(reader, top.get("conversation"))
     if previous and conversation:
         raise Rejected.because(Reason.MUTUALLY_EXCLUSIVE)
@@ -162,19 +161,19 @@ def _references(reader: Reader, operation: Operation, top: Members) -> Iterator[
 def _check_plain(top: Members) -> None:
     """Refuse what some readers coerce: ``"false"``, ``0``."""
     for name in _FLAGS:
-        if name in top and _kind(top[name]) not in ("a boolean", "null"):
-            raise _invalid_type(name, "a boolean", _kind(top[name]))
-    if len((_text("model", top.get("model")) or "").encode()) > _MAX_MODEL_BYTES:
-        raise _invalid_type("model", f"at most {_MAX_MODEL_BYTES} bytes", "more")
+        if name in top and kind_of(top[name]) not in ("a boolean", "null"):
+            raise invalid_type(name, "a boolean", kind_of(top[name]))
+    if len((text_of("model", top.get("model")) or "").encode()) > _MAX_MODEL_BYTES:
+        raise invalid_type("model", f"at most {_MAX_MODEL_BYTES} bytes", "more")
 
 
 def _check_extra(reader: Reader, raw: msgspec.Raw | None) -> None:
     """Refuse members of a body in its ``extra_body``: an app that calls OpenAI's SDK with them all would merge it."""
-    if _is_absent(raw):
+    if is_absent(raw):
         return
     try:
         # Pairs in an array could be merged as well.
-        plain = _kind(raw) == "an object" and not _TOP & reader.members(raw or b"", _TOP).keys()
+        plain = kind_of(raw) == "an object" and not _TOP & reader.members(raw or b"", _TOP).keys()
     except strictjson.Ambiguous:
         plain = False
     if not plain:
@@ -182,22 +181,22 @@ def _check_extra(reader: Reader, raw: msgspec.Raw | None) -> None:
 
 
 def _conversation_id(reader: Reader, raw: msgspec.Raw | None) -> str | None:
-    if _kind(raw) != "an object":
-        return _id("conversation", raw)
+    if kind_of(raw) != "an object":
+        return id_of("conversation", raw)
     found = reader.members(raw or b"", frozenset({"id"}))
     if "id" not in found:
-        raise _invalid_type("conversation.id", "a string", "nothing")
-    return _id("conversation.id", found["id"])
+        raise invalid_type("conversation.id", "a string", "nothing")
+    return id_of("conversation.id", found["id"])
 
 
 def _compared_id(reader: Reader, raw: msgspec.Raw | None) -> str | None:
     """A response with whose use of the prompt cache the upstream is to compare."""
-    if _is_absent(raw):
+    if is_absent(raw):
         return None
-    if _kind(raw) != "an object":
-        raise _invalid_type("prompt_cache_options", "an object", _kind(raw))
+    if kind_of(raw) != "an object":
+        raise invalid_type("prompt_cache_options", "an object", kind_of(raw))
     name = "comparison_response_id"
-    return _id(f"prompt_cache_options.{name}", reader.members(raw or b"", frozenset({name})).get(name))
+    return id_of(f"prompt_cache_options.{name}", reader.members(raw or b"", frozenset({name})).get(name))
 
 
 def _objects(
@@ -207,27 +206,27 @@ def _objects(
     try:
         elements = reader.array(raw or b"[]", known)
     except strictjson.NotAnObject:
-        raise _invalid_type(name, "an array of objects", "something else in it") from None
+        raise invalid_type(name, "an array of objects", "something else in it") from None
     for index, element in enumerate(elements):
         yield f"{name}[{index}]", element
 
 
 def _in_items(reader: Reader, name: str, raw: msgspec.Raw | None) -> Iterator[Selector]:
-    if _is_absent(raw) or _kind(raw) == "a string":
+    if is_absent(raw) or kind_of(raw) == "a string":
         return
-    if _kind(raw) != "an array":
-        raise _invalid_type(name, "an array", _kind(raw))
+    if kind_of(raw) != "an array":
+        raise invalid_type(name, "an array", kind_of(raw))
     for item_name, item in _objects(reader, name, raw, _ITEM):
         yield from _in_item(reader, item_name, item)
 
 
 def _in_item(reader: Reader, name: str, item: Members) -> Iterator[Selector]:
     item_type = _type(name, item)
-    encrypted = _text_or_none(item.get("encrypted_content"))
+    encrypted = text_or_none(item.get("encrypted_content"))
     if encrypted:
         yield Selector(Kind.ENCRYPTED, encrypted, hard=False)
     if _is_pointer(name, item, item_type):
-        item_id = _id(f"{name}.id", item.get("id"))
+        item_id = id_of(f"{name}.id", item.get("id"))
         if item_id:
             yield Selector(Kind.ITEM, item_id)
     for container in _containers(reader, name, item):
@@ -248,7 +247,7 @@ def _deciding(name: str, raw: msgspec.Raw | None) -> str:
 
     With a wrong type or a NUL it would be absent to one reader and present to another.
     """
-    text = _text(name, raw) or ""
+    text = text_of(name, raw) or ""
     if "\0" in text:
         raise strictjson.Ambiguous("there is a NUL in the type, role or content of an item")
     return "" if text.isspace() else text
@@ -261,18 +260,18 @@ def _is_pointer(name: str, item: Members, item_type: str) -> bool:
         # WIRE.md section 0: the type of an item_reference is optional and nullable. A message without one has a role
         # and content; with less, readers that try one shape after the other end at the reference.
         role = strictjson.fold(_deciding(f"{name}.role", item.get("role")))
-        return role not in _ROLES or _is_absent(item.get("content"))
+        return role not in _ROLES or is_absent(item.get("content"))
     content = _CONTENT_OF.get(item_type)
     return content is not None and not _deciding(f"{name}.{content}", item.get(content))
 
 
 def _in_tools(reader: Reader, name: str, raw: msgspec.Raw | None, depth: int = 0) -> Iterator[Selector]:
-    if _is_absent(raw):
+    if is_absent(raw):
         return
-    if _kind(raw) != "an array":
-        raise _invalid_type(name, "an array", _kind(raw))
+    if kind_of(raw) != "an array":
+        raise invalid_type(name, "an array", kind_of(raw))
     if depth > _MAX_DEPTH:
-        raise _invalid_type(name, "no more tools inside of tools", "more")
+        raise invalid_type(name, "no more tools inside of tools", "more")
     for tool_name, tool in _objects(reader, name, raw, _TOOL):
         for container in _containers(reader, tool_name, tool):
             yield Selector(Kind.CONTAINER, container)
@@ -286,17 +285,17 @@ def _containers(reader: Reader, name: str, holder: Members, depth: int = 0) -> I
         if raw is None:
             continue
         where = f"{name}.{key}"
-        if key == "environment" and _kind(raw) != "an object":
+        if key == "environment" and kind_of(raw) != "an object":
             continue  # the kind of a computer, say
-        if _kind(raw) != "an object":
-            found = _id(where, raw)
+        if kind_of(raw) != "an object":
+            found = id_of(where, raw)
             if found:
                 yield found
             continue
         if depth > _MAX_DEPTH:
-            raise _invalid_type(where, "a container", "objects inside of objects")
+            raise invalid_type(where, "a container", "objects inside of objects")
         inner = reader.members(raw, _NAMED)
-        found = _id(f"{where}.id", inner.get("id"))
+        found = id_of(f"{where}.id", inner.get("id"))
         if found:
             yield found
         yield from _containers(reader, where, inner, depth + 1)
@@ -315,90 +314,3 @@ def _bounded(found: Iterator[Selector], limit: int) -> tuple[Selector, ...]:
     # Soft references are hints, and long stateless sessions carry hundreds: the newest are enough to find the owner.
     newest = list(dict.fromkeys(soft))
     return (*hard, *newest[max(0, len(newest) - (limit - len(hard))) :])
-
-
-def _id(name: str, raw: msgspec.Raw | None) -> str | None:
-    if raw is None or _is_absent(raw):
-        return None
-    if _kind(raw) != "a string":
-        raise _invalid_type(name, "a string", _kind(raw))
-    if len(memoryview(raw)) > 6 * MAX_ID_BYTES + 2:  # every byte written as a \u escape, and the quotes
-        raise _invalid_value(name)
-    text = _string(raw)
-    if "\0" in text or len(text.encode()) > MAX_ID_BYTES:
-        raise _invalid_value(name)
-    return text
-
-
-def _text(name: str, raw: msgspec.Raw | None) -> str | None:
-    """A member that must be text if it is there; None if it is absent."""
-    if raw is None or _is_absent(raw):
-        return None
-    if _kind(raw) != "a string":
-        raise _invalid_type(name, "a string", _kind(raw))
-    return _string(raw)
-
-
-def _string(raw: msgspec.Raw) -> str:
-    try:
-        return msgspec.json.decode(raw, type=str)
-    except (msgspec.MsgspecError, UnicodeError):
-        raise strictjson.Invalid("not a string") from None
-
-
-def _text_or_none(raw: msgspec.Raw | None) -> str | None:
-    return _string(raw) if raw is not None and _kind(raw) == "a string" else None
-
-
-def _is_true(raw: msgspec.Raw | None) -> bool:
-    return _short(raw) == b"true"
-
-
-def _flag_or_none(raw: msgspec.Raw | None) -> bool | None:
-    return {b"true": True, b"false": False}.get(_short(raw))
-
-
-def _is_absent(raw: msgspec.Raw | None) -> bool:
-    """``null`` and the empty string mean the same as no member (DESIGN.md section 3)."""
-    return raw is None or _short(raw) in (b"null", b'""')
-
-
-def _short(raw: msgspec.Raw | None) -> bytes:
-    """The text of a literal; of longer values only the beginning, never a copy of the whole."""
-    return b"" if raw is None else bytes(memoryview(raw)[:8])
-
-
-def _kind(raw: msgspec.Raw | None) -> str:
-    """The type of a value, in the words of OpenAI's error messages."""
-    return _KINDS.get(_short(raw)[:1], "a number")
-
-
-_KINDS = {
-    b"{": "an object",
-    b"[": "an array",
-    b'"': "a string",
-    b"t": "a boolean",
-    b"f": "a boolean",
-    b"n": "null",
-    b"": "nothing",
-}
-
-
-def _invalid_type(name: str, expected: str, got: str) -> Rejected:
-    message = f"Invalid type for '{name}': expected {expected}, but got {got} instead."
-    return Rejected(reject(Reason.INVALID_TYPE, message=message, param=name))
-
-
-def _invalid_value(name: str) -> Rejected:
-    message = f"Invalid '{name}': expected an ID of at most {MAX_ID_BYTES} bytes without NUL characters."
-    return Rejected(reject(Reason.INVALID_TYPE, message=message, param=name))
-
-
-def text_member(name: str, of: Members) -> str | None:
-    """The text ``name`` of an object; None if it is absent. Raises :class:`Rejected` for any other type."""
-    return _text(name, of.get(name))
-
-
-def id_member(name: str, of: Members) -> str | None:
-    """The same for an id: at most 4 KiB without a NUL."""
-    return _id(name, of.get(name))

@@ -15,7 +15,8 @@ from starlette.types import Message
 from homeport import telemetry
 from homeport.answers import Recorder, header_values
 from homeport.bodies import CodingError, StreamDecoder
-from homeport.errors import Reason, Rejected, Rejection, failed_event
+from homeport.error_events import failed_event
+from homeport.errors import Reason, Rejected, Rejection
 from homeport.observation import LARGE_RESPONSE, ObservedEvent, Turns, Unreadable, observe_event, shown_of
 from homeport.outlet import Outlet
 from homeport.settings import Settings

@@ -17,7 +17,8 @@ from starlette.websockets import WebSocketDisconnect
 
 from homeport import telemetry
 from homeport.decisions import Pin, Reject
-from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, error_frame, failed_frame, reject
+from homeport.error_events import error_frame, failed_frame
+from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, reject
 from homeport.exchange import Adopt, Exchange, exchange_scope
 from homeport.frames import Frame, Heard, hear, inspect_frame, lane_of
 from homeport.gate import Gate

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from homeport.errors import _TABLE, Reason, Rejected, failed_event, missing_state, reject
+from homeport.error_events import failed_event
+from homeport.errors import _TABLE, Reason, Rejected, missing_state, reject
 from homeport.keys import Kind
 
 BY_KIND = {Reason.MISSING, Reason.EXPIRED, Reason.DELETED}

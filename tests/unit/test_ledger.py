@@ -6,9 +6,9 @@ import pytest
 
 from homeport.adapter import Adapter
 from homeport.errors import Reason, Rejected
+from homeport.facts import Observed
 from homeport.keys import Keyring, Kind, Tenant
 from homeport.ledger import Ledger
-from homeport.observation import Observed
 from homeport.operations import Operation
 from homeport.records import Conflict, Entry, Progress, Record, StaleRevision, Write, decode_record
 from homeport.selectors import Inspected, Selector

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from homeport.observation import Observed, ObservedEvent, Turns, observe_event, observe_json, observe_stream, shown_of
+from homeport.facts import Observed, observe_json
+from homeport.observation import ObservedEvent, Turns, observe_event, observe_stream, shown_of
 from homeport.records import Progress
 from homeport.sse import Event
 

@@ -13,7 +13,7 @@ import httpx_sse
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from homeport.observation import Observed
+from homeport.facts import Observed
 from homeport.sse import Framer, read
 from homeport.streaming import StreamedAnswer
 from support.asgi import response, stream_events
