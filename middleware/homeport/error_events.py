@@ -1,4 +1,4 @@
-"""How a rejection is told where the head of an answer has gone out, or on a WebSocket (WIRE.md sections 3.4 and 3.5)."""
+"""How a rejection is told where the head of an answer is out, or on a WebSocket (WIRE.md sections 3.4 and 3.5)."""
 
 from __future__ import annotations
 
