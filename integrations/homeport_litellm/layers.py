@@ -202,6 +202,5 @@ def _stand(exchange: Exchange, rejection: Rejection) -> None:
 
 
 async def _send(rejection: Rejection, scope: Scope, settings: Settings, send: Send) -> None:
-    status, headers, body = rejection.answer(method=scope["method"], retryable_status=settings.retryable_status)
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+    for message in rejection.messages(scope, retryable_status=settings.retryable_status):
+        await send(message)
