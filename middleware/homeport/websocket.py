@@ -209,11 +209,12 @@ class SocketResponder:
         if isinstance(decision, Pin):
             if bound is not None and bound.fingerprint != decision.upstream.fingerprint:
                 raise Rejected(reject(Reason.SELECTOR_CONFLICT, message=_ELSEWHERE))
-            self._port.pin = bound or decision.upstream
         elif bound is not None and not bound.serves(frame.request.model):
             raise Rejected(reject(Reason.UPSTREAM_NOT_CONFIGURED, message=_OTHER_MODEL))
         if frame.operation is Operation.CREATE:
             self._lanes.create(frame.stream_id, frame.request)
+        if isinstance(decision, Pin):
+            self._port.pin = bound or decision.upstream
         self._port.operation, self._port.request, self._port.stream_id = frame.operation, frame.request, frame.stream_id
         self._gate.count(frame.operation, "pin" if isinstance(decision, Pin) else "pass")
 

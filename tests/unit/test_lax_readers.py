@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from homeport.bodies import decode_body
 from homeport.errors import Rejected
+from homeport.frames import inspect_frame
 from homeport.operations import Operation
 from homeport.selectors import inspect_body
 
@@ -314,6 +315,23 @@ def test_no_reader_sees_a_selector_that_homeport_did_not(seed: int) -> None:
         if ours is not None:
             for name, reader in READERS.items():
                 assert reader.selectors(body, operation) <= ours, (name, body)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32))
+def test_no_server_sees_a_selector_in_a_message_that_homeport_did_not(seed: int) -> None:
+    """A WebSocket's creates are bodies with a type in front (WIRE.md section 1.3)."""
+    writer = Writer(Random(seed))
+    for _ in range(60):
+        body = writer.body()
+        message = body.replace(b"{", b'{"type":"response.create",', 1) if body[1:].strip() else body
+        try:
+            frame = inspect_frame(message, max_selectors=1 << 10)
+        except Rejected:
+            continue
+        ours = {(s.kind.value, s.id) for s in frame.request.selectors}
+        for name, reader in READERS.items():
+            assert reader.selectors(body, Operation.CREATE) <= ours, (name, message)
 
 
 def test_the_generated_bodies_are_worth_their_time() -> None:
