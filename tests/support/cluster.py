@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import pytest
 from homeport.testing import EmbeddedPostgres
 from support.servers import Provider, Server, run_command, run_provider
 
+_numbers = itertools.count()
 _clients: dict[tuple[str, str], openai.OpenAI] = {}
 
 
@@ -108,7 +110,8 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         import asyncio
 
         server: EmbeddedPostgres = request.getfixturevalue("postgres_server")
-        database = asyncio.run(_database(server, "acceptance"))
+        # pytest makes it anew when tests with another kind come in between.
+        database = asyncio.run(_database(server, f"acceptance{next(_numbers)}"))
     cluster = Cluster(database, *providers)
     with contextlib.ExitStack() as stack:
         cluster.replicas = [stack.enter_context(run_homeport(cluster.upstreams, database)) for _ in range(2)]

@@ -69,6 +69,8 @@ Call = dict[str, Any]
 _ON_A = {"previous_response_id": "$ON_A"}
 _FIRST = {"previous_response_id": FIRST}
 _JWT = "eyJhbGciOiJIUzI1NiJ9.e30.c2ln"
+_SEVERAL = "so it was not forwarded: a key may be taken for 'conversation'"
+_NO_HEADER = "The request lacks a header that says whose it is."
 _NO_CLAIMS = "this gateway has not been told which of its claims identify the caller"
 
 
@@ -128,7 +130,7 @@ REFUSALS = [
         "plain",
         headers={"content-encoding": "gzip"},
     ),
-    Refusal(reject(Reason.AMBIGUOUS_SELECTOR), "plain", {"Conversation": "conv_x"}),
+    Refusal(reject(Reason.AMBIGUOUS_SELECTOR, message=_SEVERAL), "plain", {"Conversation": "conv_x"}),
     Refusal(
         reject(Reason.TOO_MANY_SELECTORS),
         "strict",
@@ -144,7 +146,7 @@ REFUSALS = [
         title="upstream_unavailable, down",
     ),
     Refusal(reject(Reason.UPSTREAM_NOT_CONFIGURED), "removed", _ON_A),
-    Refusal(reject(Reason.TENANT_MISSING), "trusting"),
+    Refusal(reject(Reason.TENANT_MISSING, message=_NO_HEADER), "trusting"),
     Refusal(reject(Reason.TENANT_UNTRUSTED), "trusting", headers={"x-tenant": "t"}),
     Refusal(reject(Reason.TENANT_AMBIGUOUS), "plain", headers={"x-api-key": "sk-another"}),
     Refusal(reject(Reason.TENANT_UNSIGNED), "signed", headers={"x-tenant": "t"}),
