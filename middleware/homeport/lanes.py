@@ -99,15 +99,16 @@ class Lanes:
         ledger = self._under_way.pop(observed.id or "", None)
         if ledger is None:
             ledger = self._gate.ledger(Operation.CREATE, tenant, lane.request)
-        unstored = None if ledger.keeps(observed) else observed.id
-        if unstored is not None and not taken.shown and not await ledger.unstored(unstored, owner):
-            unstored = None
         await (ledger.final if taken.terminal else ledger.pending)(observed, owner)
         self._port.pin = self._port.pin or owner
-        if observed.id is not None and not taken.terminal:
+        if observed.id is None:
+            return
+        if not taken.terminal:
             self._under_way[observed.id] = ledger
-        if unstored is not None:
-            self._local[self._plain(Selector(Kind.RESPONSE, unstored))] = None
+        here = self._plain(Selector(Kind.RESPONSE, observed.id))
+        # Claimed last: what was pending, and is not stored after all, has just been forgotten with its claim.
+        if not ledger.keeps(observed) and here not in self._local and await ledger.unstored(observed.id, owner):
+            self._local[here] = None
 
     def _lane(self, stream_id: str | None) -> _Lane:
         lane = self._lanes.get(stream_id)

@@ -832,14 +832,40 @@ async def test_an_answer_that_is_not_stored_does_not_make_anothers_id_ones_own(s
 
 async def test_what_is_not_stored_passes_while_the_store_is_down_but_cannot_be_continued() -> None:
     store = CountingStore()
-    async with connect(mount(ScriptedSocket(), store)) as socket:
-        socket.send(create(store=False))
+    async with connect(mount(ScriptedSocket(lambda f: lane_events(f, f["model"])), store)) as socket:
+        socket.send(create(model="resp_1", store=False))
         await socket.until("response.completed")
         store.down = True
         socket.send(create(previous_response_id="resp_?"))
         assert code(await socket.recv()) == (503, "state_store_unavailable")
-        socket.send(create(store=False, previous_response_id="resp_1"))
+        socket.send(create(model="resp_2", store=False, previous_response_id="resp_1"))
         await socket.until("response.completed")
+        store.down = False
+        socket.send(create(store=False, previous_response_id="resp_2"))
+        assert code(await socket.recv()) == (400, "previous_response_not_found"), "nobody could claim it"
+
+
+async def test_an_error_about_a_response_under_way_is_not_about_the_next_create() -> None:
+    store = CountingStore()
+    warned = {"type": "error", "code": "slow", "message": "soon"}
+
+    def answer(frame: dict) -> list[dict]:
+        if frame["model"] == "resp_1":
+            return []
+        events = []
+        for name in ("resp_1", "resp_2"):
+            told = stream_events(name)
+            for event in told:
+                event.get("response", {}).pop("store", None)
+            events += [told[0], warned, *told[1:]]
+        return events
+
+    async with connect(mount(ScriptedSocket(answer), store)) as socket:
+        for model, kept in (("resp_1", True), ("resp_2", False)):
+            socket.send(create(model=model, store=kept))
+        for _ in range(2):
+            await socket.until("response.completed")
+    assert [await continues(store, f"resp_{n}") for n in (1, 2)] == [200, 400]
 
 
 async def test_no_create_is_forgotten() -> None:
