@@ -95,7 +95,8 @@ def test_a_turn_neither_leaves_its_context_behind_nor_takes_it_elsewhere(pair, f
 
 
 def test_a_fallback_by_name_is_still_one(pair) -> None:
-    slow = {"model": "gpt-b", "timeout": 0.0001, "num_retries": 0, "fallbacks": [{"model": "gpt-a", "timeout": 30}]}
+    pair.b.fault(match="create", delay=2.0)
+    slow = {"model": "gpt-b", "timeout": 0.2, "num_retries": 0, "fallbacks": [{"model": "gpt-a", "timeout": 30}]}
     made = pair.replicas[0].post({"input": "x", **slow})
     assert made.status_code == 200, made.text
     pair.clear()
