@@ -130,11 +130,11 @@ class Outlet:
         """Answer with ``rejection`` instead of what the app has to say; only while everything is held."""
         assert self.progress is Progress.HELD
         self.progress = Progress.ENDED
-        status, headers, body = rejection.answer(method=self._method, retryable_status=self._retryable_status)
+        scope = {"type": "http", "method": self._method}
         self._cut.send_begins()
         try:
-            await self._send({"type": "http.response.start", "status": status, "headers": headers})
-            await self._send({"type": "http.response.body", "body": body, "more_body": False})
+            for message in rejection.messages(scope, retryable_status=self._retryable_status):
+                await self._send(message)
         finally:
             self._cut.send_ends()
 
