@@ -20,7 +20,7 @@ from homeport.selectors import Inspected, Selector
 __all__ = ["Lanes"]
 
 _MAX_LANES = 64  # the API has 32 named ones
-_TOO_MANY = "As many responses as this gateway keeps apart are waiting on this WebSocket."
+_TOO_MANY = "As many responses as this gateway keeps apart are under way on this WebSocket."
 _MAX_LOCAL = 1024  # ids that only this socket knows; the API keeps one a lane
 
 _ByLane: TypeAlias = "LRUCache[str | None, _Lane]"
@@ -52,9 +52,10 @@ class Lanes:
     def create(self, stream_id: str | None, request: Inspected) -> None:
         """A client asks for a response on the lane ``stream_id``.
 
-        Raises :class:`Rejected` if 64 are waiting for theirs: one that was forgotten would count as stored.
+        Raises :class:`Rejected` if 64 are waiting for theirs or under way: one that was forgotten would count as
+        stored.
         """
-        if len(self._asked) >= _MAX_LANES:
+        if len(self._asked) + len(self._under_way) >= _MAX_LANES:
             raise Rejected(reject(Reason.TOO_MANY_SELECTORS, message=_TOO_MANY))
         # Content is not kept: what will be asked of it is what it said of storing, and of a conversation.
         kept = tuple(s for s in request.selectors if s.kind is Kind.CONVERSATION)
@@ -86,7 +87,8 @@ class Lanes:
     async def record(self, found: ObservedEvent, stream_id: str | None, tenant: Tenant) -> None:
         """Make durable what an event shows before it goes out; pins the socket. Raises :class:`Rejected`."""
         lane = self._lane(stream_id)
-        if found.observed.id is not None and not lane.turns.shown(found.observed.id):
+        response_id = found.observed.id
+        if response_id is not None and response_id not in self._under_way and not lane.turns.shown(response_id):
             lane.request = self._next(stream_id) or lane.request
         taken = lane.turns.take(found)
         if taken is None or taken.observed.empty:

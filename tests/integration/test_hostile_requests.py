@@ -22,6 +22,7 @@ import zstandard
 
 from homeport import Intake, Operation, Rejected, sign
 from support.asgi import Answer, ScriptedApp, call, http_scope, mount, respond, response, settings
+from support.codings import POLYGLOT
 from support.servers import Server, run_server
 
 KEY = ("authorization", "Bearer key-1")
@@ -30,19 +31,12 @@ REFERS = b'{"previous_response_id":"resp_x"}'
 BOMB = bytes(80 << 20)
 
 
-def raw_deflate(data: bytes) -> bytes:
-    packer = zlib.compressobj(wbits=-15)
-    return packer.compress(data) + packer.flush()
-
-
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "deflate": zlib.compress,
     "br": partial(brotli.compress, quality=3),
     "zstd": zstandard.compress,
 }
-# Its own header is readable text, and the rest of that text is metadata to brotli.
-POLYGLOT = b'\t{\r "@*> * X+X(":0,"previous_response_id":"resp_victim"}\xc8\x00\x08{"model":"m","input":"hi"}\x03'
 
 
 async def send(body: bytes, *headers: tuple[str, str], app: ScriptedApp | None = None, **changes: Any) -> Answer:

@@ -895,6 +895,35 @@ async def test_no_create_is_forgotten() -> None:
         assert code(await socket.recv()) == (400, "too_many_selectors")
 
 
+async def test_no_response_under_way_is_forgotten() -> None:
+    """Beyond 64, waiting or begun, nobody would know any more which of them are stored."""
+    store = CountingStore()
+
+    def told(number: int) -> list[dict]:
+        events = lane_events({"stream_id": f"s{number}"}, f"resp_{number}")
+        for event in events:
+            event.get("response", {}).pop("store", None)
+        return events
+
+    def answer(frame: dict) -> list[dict]:
+        if frame["type"] == "response.steer":
+            return [told(number)[-1] for number in range(64)]
+        return told(int(frame["model"]))[:1]
+
+    async with connect(mount(ScriptedSocket(answer), store)) as socket:
+        for number in range(65):
+            socket.send(create(model=str(number), stream_id=f"s{number}", store=False))
+        for _ in range(64):
+            await socket.until("response.created")
+        assert code(await socket.recv()) == (400, "too_many_selectors")
+        socket.send({"type": "response.steer", "previous_response_id": "resp_0", "input": "x"})
+        for _ in range(64):
+            await socket.until("response.completed")
+        socket.send(create(model="64", stream_id="s64", store=False))
+        await socket.until("response.created")
+    assert {await continues(store, f"resp_{n}") for n in range(64)} == {400}
+
+
 async def test_servers_that_name_no_lanes_answer_in_order() -> None:
     store = CountingStore()
 

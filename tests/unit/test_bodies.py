@@ -16,13 +16,9 @@ from hypothesis import strategies as st
 
 from homeport.bodies import MAX_LAYERS, StreamDecoder, begins_object, check_content_type, decode_body, looks_coded
 from homeport.errors import Reason, Rejected
+from support.codings import raw_deflate
 
 LIMIT = 1 << 20
-
-
-def raw_deflate(data: bytes) -> bytes:
-    packer = zlib.compressobj(wbits=-15)
-    return packer.compress(data) + packer.flush()
 
 
 CODINGS: dict[str, Callable[[bytes], bytes]] = {
@@ -121,7 +117,7 @@ def test_output_that_waits_in_a_decoder_is_not_forgotten(name: str, pack: Callab
         assert decode_body(pack(body), [name.encode()], limit=LIMIT) == body
 
 
-def test_raw_deflate_that_begins_almost_like_zlib() -> None:
+def testraw_deflate_that_begins_almost_like_zlib() -> None:
     stored = b"\x08\x02\x00\xfd\xff{}" + b"\x01\x00\x00\xff\xff"
     assert decode_body(stored, [b"deflate"], limit=LIMIT) == b"{}"
 

@@ -24,6 +24,7 @@ from homeport.errors import Rejected
 from homeport.frames import inspect_frame
 from homeport.operations import Operation
 from homeport.selectors import inspect_body
+from support.codings import POLYGLOT, raw_deflate
 
 Found = set[tuple[str, str]]
 
@@ -341,15 +342,6 @@ def test_the_generated_bodies_are_worth_their_time() -> None:
     assert outcomes.count(None) > 100
 
 
-# Found with a search: its header is readable text, and what lies behind it is metadata to brotli.
-POLYGLOT = b'\t{\r "@*> * X+X(":0,"previous_response_id":"resp_victim"}\xc8\x00\x08{"model":"m","input":"hi"}\x03'
-
-
-def _raw_deflate(data: bytes) -> bytes:
-    packer = zlib.compressobj(wbits=-15)
-    return packer.compress(data) + packer.flush()
-
-
 def test_the_oracles_see_what_they_should() -> None:
     assert READERS["last wins"].selectors(POLYGLOT, Operation.CREATE) == {("response", "resp_victim")}
     assert seen(Operation.CREATE, brotli.decompress(POLYGLOT)) == set()
@@ -366,7 +358,7 @@ def test_the_oracles_see_what_they_should() -> None:
             assert READERS[name].selectors(written, Operation.CREATE) == {("response", "x1")}
 
 
-_PACKERS: dict[str, Callable[[bytes], bytes]] = {"deflate": _raw_deflate, "br": lambda b: brotli.compress(b, quality=1)}
+_PACKERS: dict[str, Callable[[bytes], bytes]] = {"deflate": raw_deflate, "br": lambda b: brotli.compress(b, quality=1)}
 
 
 @pytest.mark.parametrize("name", _PACKERS)
