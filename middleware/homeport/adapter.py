@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any
 
+from homeport.exchange import Exchange
 from homeport.keys import Kind
 from homeport.operations import Operation
 from homeport.upstreams import Upstream
+from homeport.witness import Witness
 
 __all__ = ["Adapter"]
 
@@ -39,6 +42,27 @@ class Adapter:
         Empty: every credential header counts, and two different credentials are refused.
         """
         return ()
+
+    def patience(self, operation: Operation) -> float:
+        """Seconds that a request waits for a response id that is not known yet, before it is missing.
+
+        For an app that shows an id, by some other way, before it is recorded.
+        """
+        return 0.0
+
+    def vouches(self, scope: Mapping[str, Any]) -> bool:
+        """Whether the integration has proven that ``scope`` comes from who may name the tenant, as a trusted proxy may.
+
+        Never for anything that a client can say.
+        """
+        return False
+
+    def witness(self, exchange: Exchange, scope: MutableMapping[str, Any]) -> Witness | None:
+        """What keeps more of the responses of ``exchange`` than who owns them, if anything does.
+
+        ``scope`` is the one that the app is about to get.
+        """
+        return None
 
     def serves_sockets(self) -> bool:
         """Whether the proxy serves the WebSocket of the Responses API where :attr:`Exchange.pin` says.

@@ -15,11 +15,11 @@ from starlette.types import Message
 
 from homeport.bodies import CodingError, StreamDecoder
 from homeport.errors import Rejected
-from homeport.facts import Observed, observe_json
+from homeport.facts import observe_json
 from homeport.observation import ObservedEvent, observe_stream
 from homeport.outlet import Outlet
 from homeport.settings import Settings
-from homeport.sse import blocks
+from homeport.sse import Event, blocks
 
 __all__ = [
     "Answer",
@@ -41,13 +41,22 @@ _NO_SPACE = re.compile(rb"[^ \t\r\n\xef\xbb\xbf]")
 
 
 class Recorder(Protocol):
-    """What an answer tells the exchange; each of them raises :class:`Rejected` if the answer may not go out."""
+    """What an answer tells the exchange; each of them raises :class:`Rejected` if the answer may not go out.
 
-    async def pending(self, observed: Observed) -> None:
+    ``keeps_content``: it wants to see the objects of the responses too, and the events that pass.
+    """
+
+    @property
+    def keeps_content(self) -> bool: ...
+
+    async def pending(self, event: ObservedEvent) -> None:
         """A response has begun."""
 
-    async def final(self, observed: Observed) -> None:
+    async def final(self, event: ObservedEvent) -> None:
         """A response has ended, or was answered as a whole."""
+
+    def passed(self, event: Event) -> None:
+        """An event of a stream is about to go out."""
 
     def unreadable(self) -> None:
         """The answer cannot be decoded, so nobody knows what it has made."""
@@ -252,7 +261,7 @@ class BufferedAnswer:
             self._recorder.unreadable()
             return
         for event in seen:
-            await (self._recorder.final if event.terminal else self._recorder.pending)(event.observed)
+            await (self._recorder.final if event.terminal else self._recorder.pending)(event)
 
     def _observe(self) -> list[ObservedEvent] | None:
         """The facts of the body: of one object, or of the events of a stream that does not say that it is one.
@@ -267,9 +276,10 @@ class BufferedAnswer:
             if not view:
                 return []
             seen = observe_json(view)
+            keeps = self._recorder.keeps_content
             if seen is not None:
-                return [ObservedEvent(seen, True, 0)]
-            return observe_stream(view, self._max_event_bytes)
+                return [ObservedEvent(seen, True, 0, memoryview(bytes(view)) if keeps else None)]
+            return observe_stream(view, self._max_event_bytes, keep_views=keeps)
 
     def _decoded(self, stack: contextlib.ExitStack) -> memoryview:
         """The body without its codings, valid as long as ``stack`` is open. Raises ``ValueError`` if it is corrupt."""

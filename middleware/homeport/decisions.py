@@ -48,7 +48,7 @@ class MissPolicy:
                 return self.forward_item
             case Kind.CONTAINER:
                 return self.forward_container
-            case Kind.CLAIM:
+            case Kind.CLAIM | Kind.RESOURCE | Kind.INPUT:
                 return False  # never named by a request
 
 

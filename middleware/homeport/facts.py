@@ -39,6 +39,11 @@ class Observed:
         return progress_of(self.status)
 
     @property
+    def over(self) -> bool:
+        """Whether the response has come to its end, as far as its status says."""
+        return self.progress is Progress.TERMINAL
+
+    @property
     def empty(self) -> bool:
         """Whether there is nothing to own."""
         return not (self.id or self.conversation or self.items or self.encrypted or self.containers)

@@ -5,28 +5,33 @@ HTTP exchanges and WebSocket frames come through the same gate; what stands here
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Scope
 
 from homeport import telemetry
 from homeport.adapter import Adapter
+from homeport.archive import Archive
 from homeport.decisions import Decision, Fact, MissPolicy, decide
 from homeport.errors import Reason, Rejected
 from homeport.exchange import Adopt, Exchange
-from homeport.keys import Keyring, Tenant
+from homeport.keys import Kind, Tenant
 from homeport.ledger import Ledger
 from homeport.operations import Operation
+from homeport.records import Record
 from homeport.selectors import Inspected, Selector
 from homeport.settings import Settings
 from homeport.state import State
 from homeport.stores.base import CapacityExceeded, SecretMismatch, StoreUnavailable
 from homeport.tenants import TenantPolicy
-from homeport.upstreams import Upstream, UpstreamDirectory
+from homeport.upstreams import RecallingDirectory, Upstream, UpstreamDirectory
 
 __all__ = ["Gate"]
+
+_FIRST_PAUSE = 0.02  # seconds, doubled each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +41,11 @@ class Gate:
     app: ASGIApp
     settings: Settings
     state: State
-    keyring: Keyring
     directory: UpstreamDirectory
     tenants: TenantPolicy
     misses: MissPolicy
     adapter: Adapter
+    archive: Archive
     stripped: frozenset[bytes]
     """Request headers that the app must not see, dashed and in lower case."""
 
@@ -68,18 +73,11 @@ class Gate:
             target=target + (b"?" + query if query else b""),
             body=body,
             now=time.time(),
+            vouched=self.adapter.vouches(scope),
         )
 
     def ledger(self, operation: Operation, tenant: Tenant, request: Inspected) -> Ledger:
-        return Ledger(
-            operation,
-            tenant,
-            request,
-            state=self.state,
-            keyring=self.keyring,
-            settings=self.settings,
-            adapter=self.adapter,
-        )
+        return Ledger(operation, request, self.archive.entries(tenant), state=self.state, settings=self.settings)
 
     async def judge(
         self,
@@ -106,6 +104,7 @@ class Gate:
             raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
         except CapacityExceeded:
             raise Rejected.because(Reason.CAPACITY_EXCEEDED) from None
+        upstreams = self._with_recalled(upstreams, ledger.facts.values())
         return decide(request.selectors, ledger.facts, upstreams, model=request.model, policy=self.misses)
 
     def app_scope(self, scope: Scope, headers: Sequence[tuple[bytes, bytes]], exchange: Exchange) -> Scope:
@@ -134,10 +133,33 @@ class Gate:
         facts = {s: known[s] for s in ledger.request.selectors if s in known}
         unknown = [s for s in ledger.request.selectors if s not in known]
         if unknown:
-            keys = [ledger.key(s.kind, s.id) for s in unknown]
-            found = await self.state.lookup(keys, fresh=ledger.operation.by_id)
-            facts.update(zip(unknown, found, strict=True))
+            facts |= await self._stored(ledger, unknown)
+        patience = self.adapter.patience(ledger.operation)
+        pause = _FIRST_PAUSE
+        while patience > 0 and (missing := [s for s, f in facts.items() if _may_come(s, f)]):
+            await asyncio.sleep(min(pause, patience))
+            patience -= pause
+            pause *= 2
+            facts |= await self._stored(ledger, missing)
         return facts
+
+    async def _stored(self, ledger: Ledger, selectors: Sequence[Selector]) -> dict[Selector, Fact]:
+        keys = [ledger.key(s.kind, s.id) for s in selectors]
+        return dict(zip(selectors, await self.state.lookup(keys, fresh=ledger.operation.by_id), strict=True))
+
+    def _with_recalled(self, upstreams: Mapping[str, Upstream], facts: Iterable[Fact]) -> Mapping[str, Upstream]:
+        """``upstreams`` and those that are not listed any more, or not yet, but own what is referred to."""
+        directory = self.directory
+        if not isinstance(directory, RecallingDirectory):
+            return upstreams
+        owners = {f.fingerprint: f.upstream for f in facts if isinstance(f, Record)}
+        gone = {f: n for f, n in owners.items() if not any(u.is_home_of(f) for u in upstreams.values())}
+        recalled = {f: u for f, n in gone.items() if (u := directory.recall(n, f)) is not None}
+        return {**upstreams, **recalled} if recalled else upstreams
+
+
+def _may_come(selector: Selector, fact: Fact) -> bool:
+    return selector.kind is Kind.RESPONSE and fact is Reason.MISSING
 
 
 async def _adopt(ledger: Ledger, adopt: Adopt) -> None:

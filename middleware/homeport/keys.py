@@ -23,7 +23,7 @@ _Mac: TypeAlias = Callable[[bytes], bytes]
 
 
 class Kind(StrEnum):
-    """What a key stands for: what a selector names, or a tenant's claim to it (:meth:`Keyring.claim_key`)."""
+    """What a key stands for: what a selector names, a tenant's claim to it (:meth:`Keyring.claim_key`), or content."""
 
     RESPONSE = "response"
     CONVERSATION = "conversation"
@@ -31,6 +31,10 @@ class Kind(StrEnum):
     CONTAINER = "container"
     ENCRYPTED = "encrypted"
     CLAIM = "claim"
+    RESOURCE = "resource"
+    """What a response is, beside who owns it (``homeport.resources``)."""
+    INPUT = "input"
+    """The items that a response was given."""
 
 
 @dataclass(frozen=True, slots=True)

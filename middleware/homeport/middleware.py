@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from homeport.adapter import Adapter
+from homeport.archive import Archive
 from homeport.errors import Reason, Rejected, Rejection, ambiguous, reject
 from homeport.gate import Gate
 from homeport.keys import Keyring
@@ -53,18 +54,19 @@ class ContinuationMiddleware:
         self._matcher = OperationMatcher(settings.path_prefixes)
         self._sockets = adapter is None or adapter.serves_sockets()
         adapter = adapter or Adapter()
+        self.archive = Archive(self.state, keyring, settings, adapter)
         tenants = TenantPolicy(settings, precedence=adapter.credential_headers)
         ours = {settings.pin_header.lower().encode()} if settings.pin_header else set()
         self._gate = Gate(
             app=app,
             settings=settings,
             state=self.state,
-            keyring=keyring,
             directory=_directory(upstreams),
             tenants=tenants,
             adapter=adapter,
             stripped=frozenset(name.replace(b"_", b"-") for name in {*ours, *tenants.headers_to_strip}),
             misses=settings.miss_policy,
+            archive=self.archive,
         )
 
     def gates(self, scope: Scope) -> bool:

@@ -167,8 +167,11 @@ def observe_event(event: Event) -> ObservedEvent | None:
     return ObservedEvent(observed, kind in _TERMINAL, number, response if seen is not None else None)
 
 
-def observe_stream(text: memoryview, max_event_bytes: int) -> list[ObservedEvent] | None:
-    """What the events in ``text`` say that begin or end a response; None if there is none that matters."""
+def observe_stream(text: memoryview, max_event_bytes: int, *, keep_views: bool = False) -> list[ObservedEvent] | None:
+    """What the events in ``text`` say that begin or end a response; None if there is none that matters.
+
+    ``keep_views``: with a copy of each object.
+    """
     turns = Turns()
     seen: list[ObservedEvent] = []
     anything = False
@@ -179,7 +182,9 @@ def observe_stream(text: memoryview, max_event_bytes: int) -> list[ObservedEvent
                 continue
             anything = True
             if (found := turns.take(found)) is not None:
-                seen.append(replace(found, view=None))  # a view would keep all of the text
+                # A view would keep all of the text, and outlive what it was mapped from.
+                kept = memoryview(bytes(found.view)) if keep_views and found.view is not None else None
+                seen.append(replace(found, view=kept))
     except (EventTooLarge, Unreadable):
         return None
     return seen if anything else None

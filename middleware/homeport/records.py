@@ -275,7 +275,7 @@ def _settle_owned(row: Row, entry: Entry) -> Change | None:
         raise StaleRevision
     if entry.kind is Kind.CONVERSATION:
         return Replace(row.digest, entry, row.revision + 1, _longer(row.remaining, entry.ttl))
-    if entry.kind is not Kind.RESPONSE:
+    if entry.kind not in (Kind.RESPONSE, Kind.RESOURCE):
         # Aliases and claims: only a longer life is news, or that they are no longer pending.
         longer = _longer(row.remaining, entry.ttl)
         if longer == row.remaining and entry.progress <= row.progress:

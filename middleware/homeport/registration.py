@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from homeport.adapter import Adapter
+from homeport.entries import EntryMaker
 from homeport.errors import Reason, Rejected, missing_state
 from homeport.keys import Keyring, Kind, Tenant
 from homeport.ledger import Ledger
@@ -32,9 +33,8 @@ async def register(
     state = State(make_store(settings.database_url, pool_size=1), keyring, settings)
     await state.open()
     try:
-        ledger = Ledger(
-            Operation.CREATE, tenant, Inspected(), state=state, keyring=keyring, settings=settings, adapter=adapter
-        )
+        entries = EntryMaker(tenant, keyring=keyring, settings=settings, adapter=adapter)
+        ledger = Ledger(Operation.CREATE, Inspected(), entries, state=state, settings=settings)
         await ledger.registered(kind, opaque_id, owner)
         [fact] = await state.lookup([ledger.key(kind, opaque_id)], fresh=True)
     except StoreUnavailable:

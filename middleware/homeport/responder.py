@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from homeport.answers import Answer, BufferedAnswer, KeptAnswer, PlainAnswer, SniffedAnswer, header_values
 from homeport.decisions import Pin, Reject
+from homeport.entries import Content
 from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, reject
 from homeport.exchange import Adopt, Exchange, exchange_scope
 from homeport.facts import Observed
@@ -21,13 +22,15 @@ from homeport.gate import Gate
 from homeport.intake import ClientGone, Intake
 from homeport.keys import Tenant
 from homeport.ledger import Ledger
+from homeport.observation import ObservedEvent
 from homeport.operations import Match, Operation
 from homeport.outlet import Cut, Outlet, Progress
 from homeport.port import ExchangePort
 from homeport.selectors import Inspected, path_selectors
-from homeport.sse import is_event_stream
+from homeport.sse import Event, is_event_stream
 from homeport.streaming import StreamedAnswer
 from homeport.upstreams import Upstream
+from homeport.witness import Witness
 
 __all__ = ["Responder"]
 
@@ -35,7 +38,9 @@ _logger = logging.getLogger("homeport")
 
 _ALONE = "This gateway answers the operation from the request alone: it cannot take stored state into account."
 
-_Write = Callable[[Observed, Upstream], Awaitable[None]]
+_Write = Callable[[Observed, Upstream, Content | None], Awaitable[None]]
+
+_WITNESSED = frozenset({Operation.CREATE, Operation.COMPACT, Operation.RETRIEVE, Operation.CANCEL, Operation.DELETE})
 
 _NOT_OFFERED = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 
@@ -60,6 +65,7 @@ class Responder:
             refuse=self._refuse_for_app,
         )
         self._exchange = Exchange(self._port)
+        self._witness: Witness | None = None
         self._path = path_selectors(match)
         self._port.request = Inspected(self._path)
         self._ledger: Ledger | None = None
@@ -97,6 +103,8 @@ class Responder:
             fault = error
         finally:
             self._port.over = True
+            if self._witness is not None:
+                self._witness.over()
             self._cut.over()
             if self._answer is not None:
                 self._answer.close()
@@ -156,7 +164,10 @@ class Responder:
             scope["headers"].append((settings.pin_header.lower().encode(), self._port.pin.name.encode()))
         # A file that the server sends by itself could not be observed, and trailers would follow our own end.
         extensions = {k: v for k, v in (self._scope.get("extensions") or {}).items() if k not in _NOT_OFFERED}
-        return {**scope, "extensions": extensions}, receive
+        scope["extensions"] = extensions
+        if self._match.operation in _WITNESSED:
+            self._witness = self._gate.adapter.witness(self._exchange, scope)
+        return scope, receive
 
     # The way of the response
 
@@ -178,7 +189,7 @@ class Responder:
         try:
             self._answer = self._begin(message)
             if self._ledger is not None and self._ledger.deletes and 200 <= message["status"] < 300:
-                await self._ledger.deleted(self._port.request.selectors[0])
+                await self._ledger.deleted(self._port.request.selectors[0], content=self._witness is not None)
         except Rejected as rejected:
             self._count(rejected.rejection.reason.value)
             await self._outlet.reject(rejected.rejection)
@@ -273,24 +284,36 @@ class Responder:
 
     # What an answer tells (homeport.answers.Recorder)
 
-    async def pending(self, observed: Observed) -> None:
-        if self._ledger is not None and self._ledger.creates:
-            await self._record(self._ledger.pending, observed)
+    @property
+    def keeps_content(self) -> bool:
+        return self._witness is not None
 
-    async def final(self, observed: Observed) -> None:
+    async def pending(self, event: ObservedEvent) -> None:
+        if self._ledger is not None and self._ledger.creates:
+            await self._record(self._ledger.pending, event)
+
+    async def final(self, event: ObservedEvent) -> None:
         ledger = self._ledger
         if ledger is None:
             return
         if ledger.creates:
-            await self._record(ledger.final, observed)
+            await self._record(ledger.final, event)
         else:
-            await ledger.seen(observed, self._port.pin)
+            content = None if self._port.pin is None else self._content(event, self._port.pin)
+            await ledger.seen(event.observed, self._port.pin, content)
+            if content is not None and self._port.pin is not None:
+                self._bear_witness(event, self._port.pin)
+
+    def passed(self, event: Event) -> None:
+        if self._witness is not None:
+            self._witness.passed(event)
 
     def unreadable(self) -> None:
         if self._ledger is not None and self._ledger.creates:
             self._refuse(reject(Reason.COMMIT_FAILED))
 
-    async def _record(self, write: _Write, observed: Observed) -> None:
+    async def _record(self, write: _Write, event: ObservedEvent) -> None:
+        observed = event.observed
         if observed.empty:
             return
         try:
@@ -298,10 +321,27 @@ class Responder:
             if owner is None or not owner.stateful:
                 self._count("not_owned")
                 return
-            await write(observed, owner)
+            content = self._content(event, owner)
+            await write(observed, owner, content)
+            if content is not None:
+                self._bear_witness(event, owner)
         except Rejected as rejected:
             _logger.warning("a response could not be owned: %s", rejected.rejection.reason.value)
             self._refuse(rejected.rejection)
+
+    def _content(self, event: ObservedEvent, owner: Upstream) -> Content | None:
+        """What is to be kept of a response beside who owns it, if an integration asks for that."""
+        witness, ledger = self._witness, self._ledger
+        if witness is None or ledger is None or event.view is None or event.observed.id is None:
+            return None
+        if not ledger.keeps(event.observed) or not witness.keeps(owner):
+            return None
+        return Content(bytes(event.view), self._port.request.stream, witness.given())
+
+    def _bear_witness(self, event: ObservedEvent, owner: Upstream) -> None:
+        if self._witness is not None:
+            over = event.terminal and event.observed.over
+            self._witness.recorded(event.observed, owner, over=over)
 
     def _refuse(self, rejection: Rejection, *, stands: bool = False) -> None:
         """Raise ``rejection``; in mode observe only say that it would have been. ``stands``: whatever the app does."""

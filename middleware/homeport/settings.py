@@ -140,6 +140,28 @@ class Settings(BaseSettings):
     upstream_connect_timeout: _SomeSeconds = Field(5.0, description="For a connection to an upstream.")
     upstream_read_timeout: _SomeSeconds = Field(600.0, description="Between two chunks of an upstream's answer.")
 
+    replica_id: Annotated[_Text, AfterValidator(checks.replica_id)] | None = Field(
+        None, description="The name of this replica; without it `<host>-<process id>`."
+    )
+    replica_url: Annotated[_Text, AfterValidator(checks.replica_url)] | None = Field(
+        None, description="Where its peers reach this replica: follow-ups are forwarded to it, once."
+    )
+    replica_beat: _SomeSeconds = Field(2.0, description="How often a replica says that it is alive.")
+    replica_dead_after: _SomeSeconds = Field(10.0, description="How long a replica may be silent before it is dead.")
+    replica_poll: _SomeSeconds = Field(0.25, description="How often an owner looks for what is asked of it.")
+    replica_watch: _SomeSeconds = Field(1.0, description="How often an owner asks its app about unfinished responses.")
+    replica_delegate_timeout: _SomeSeconds = Field(5.0, description="How long a cancel or delete waits for the owner.")
+    replica_read_wait: _Seconds = Field(0.5, description="How long a read waits for an id that is not known yet.")
+    stream_log: bool = Field(False, description="Keep the events of streams, so that any replica can resume them.")
+    stream_log_events: int = Field(8192, gt=0, description="The most events that are kept of one response.")
+    stream_log_bytes: _Size = Field(64 * _MIB, description="The most bytes of events that are kept of one response.")
+    stream_log_ttl: _SomeSeconds = Field(3600.0, description="How long events are kept.")
+    max_resource_bytes: _Size = Field(16 * _MIB, description="The largest response that is replicated.")
+    encryption_keys: Annotated[_Secrets, AfterValidator(checks.signing_keys)] = Field(
+        (), description="Keys of stored content, `id:secret` each, at least 16 bytes a secret: the first writes."
+    )
+    encryption_keys_file: Path | None = Field(None, description="A file that holds HOMEPORT_ENCRYPTION_KEYS.")
+
     litellm_tenant: Literal["pair", "team", "user", "key"] = Field(
         "pair", description="Which part of LiteLLM's identity is the tenant; `pair` is team and user, as it binds ids."
     )
@@ -205,9 +227,15 @@ class Settings(BaseSettings):
         """``tenant_signing_keys`` by key id."""
         return dict(checks.split_signing_key(k.get_secret_value()) for k in self.tenant_signing_keys)
 
+    @property
+    def content_keys(self) -> dict[str, bytes]:
+        """``encryption_keys`` by key id, the one that writes first."""
+        return dict(checks.split_signing_key(k.get_secret_value()) for k in self.encryption_keys)
+
     @model_validator(mode="after")
     def _cross_checks(self) -> Settings:
-        for problem in (_tenancy_problem(self), _sharing_problem(self), _header_problem(self), _adoption_problem(self)):
+        checks_of_all = _tenancy_problem, _sharing_problem, _header_problem, _adoption_problem, _replica_problem
+        for problem in (check(self) for check in checks_of_all):
             if problem is not None:
                 raise ValueError(problem)
         return self
@@ -257,6 +285,14 @@ def _adoption_problem(s: Settings) -> str | None:
         return "HOMEPORT_LITELLM_ADOPT needs HOMEPORT_LITELLM_ADOPT_UNTIL, the time at which it ends"
     if s.litellm_adopt_until is not None and not s.litellm_adopt:
         return "HOMEPORT_LITELLM_ADOPT_UNTIL needs HOMEPORT_LITELLM_ADOPT=true"
+    return None
+
+
+def _replica_problem(s: Settings) -> str | None:
+    if s.replica_dead_after < 2 * s.replica_beat:
+        return "HOMEPORT_REPLICA_DEAD_AFTER must be at least twice HOMEPORT_REPLICA_BEAT: one late beat is no death"
+    if s.replica_url is not None and not s.secrets:
+        return "HOMEPORT_REPLICA_URL needs HOMEPORT_SECRETS: what replicas forward to each other is signed with them"
     return None
 
 

@@ -28,6 +28,8 @@ __all__ = [
     "normalise_base_url",
     "path_prefixes",
     "proxies",
+    "replica_id",
+    "replica_url",
     "secrets",
     "signing_keys",
     "split_signing_key",
@@ -107,6 +109,26 @@ def header_name(name: str) -> str:
     if name in _FRAMING:
         raise ValueError("must not be a header that frames the message")
     return name
+
+
+def replica_id(value: str) -> str:
+    """The name of a replica, which clients are told."""
+    if _UPSTREAM_NAME.fullmatch(value) is None:
+        raise ValueError("must be 1 to 128 letters, digits and . _ : @ / -")
+    return value
+
+
+def replica_url(value: str) -> str:
+    """A base URL without a trailing slash."""
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    # A path would be signed by one replica and, behind a proxy that takes it away, never seen by the other.
+    if not usable or value.rstrip("/") != f"{parts.scheme}://{parts.netloc}" or "@" in value or not value.isascii():
+        raise ValueError("must be http:// or https:// and a host, with a port if need be, and nothing else")
+    return value.rstrip("/")
 
 
 def path_prefixes(values: tuple[str, ...]) -> tuple[str, ...]:

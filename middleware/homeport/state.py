@@ -18,7 +18,7 @@ from cachetools import TLRUCache, TTLCache
 from homeport import telemetry
 from homeport.decisions import Fact
 from homeport.errors import Reason
-from homeport.keys import Digests, Keyring, StateKey
+from homeport.keys import Digests, Keyring, Kind, StateKey
 from homeport.records import Progress, Record, UnreadableRecord, Write, decode_record, progress_of
 from homeport.settings import Settings
 from homeport.stores.base import (
@@ -43,6 +43,7 @@ _logger = logging.getLogger("homeport.state")
 _PROBE_INTERVAL = 1.0
 _COMMIT_GRACE = 1.0
 _TOUCH_DELAY = 0.5  # seconds in which reads that prolong a life are collected
+_CONTENT = frozenset({Kind.RESOURCE, Kind.INPUT})
 _COUNT_LIFETIME = 5.0  # seconds for which a tenant's count is believed; the overshoot it allows is bounded and harmless
 
 
@@ -163,6 +164,10 @@ class State:
                     self._refresh(key, fact.ttl, result.remaining)
         return [facts[k] for k in keys]
 
+    async def load(self, keys: Sequence[StateKey]) -> Sequence[Loaded]:
+        """What the store holds for each key, in order, past the cache. Raises :class:`StoreUnavailable`."""
+        return await self._timed("lookup", self._settings.lookup_timeout, lambda: self._store.load(keys))
+
     def knows(self, key: StateKey) -> bool:
         """Whether the owner of ``key`` is cached."""
         return key.current in self._cache
@@ -220,7 +225,8 @@ class State:
             count.records += sum(e.counted and revisions.get(e.key.current) == 1 for e in write.entries)
         if epoch == self._epoch:
             for entry in write.entries:
-                if entry.key.current in revisions:  # not where a tombstone has outlived the write
+                # Not where a tombstone has outlived the write; and content says nothing of owners.
+                if entry.key.current in revisions and entry.kind not in _CONTENT:
                     self._remember(entry.key, owner, entry.ttl)
         for key in write.forget:
             self._cache.pop(key.current, None)

@@ -83,6 +83,7 @@ class StreamedAnswer:
     def __init__(self, outlet: Outlet, recorder: Recorder, settings: Settings) -> None:
         self._outlet = outlet
         self._recorder = recorder
+        self._tell = recorder.passed if recorder.keeps_content else None
         self._linger = settings.linger
         self._hold_keepalive = settings.hold_keepalive
         # Mode observe refuses nothing.
@@ -215,6 +216,8 @@ class StreamedAnswer:
                 self._ready.append(event.raw)
             if event.data:
                 latest = event
+                if self._tell is not None:
+                    self._tell(event)
         if latest is not None:
             self._passed(latest.raw)
 
@@ -223,6 +226,8 @@ class StreamedAnswer:
         await self._flush()
         if found is not None:
             await self._commit(found)
+        if self._tell is not None and not self._finished:
+            self._tell(event)
         if self._plain:
             with self._outlet.unbroken():
                 for block in blocks(event.raw, _BLOCK):
@@ -272,12 +277,12 @@ class StreamedAnswer:
             if not event.shown:
                 self._lingers = None
                 self._outlet.end_app(None)
-            await self._recorder.pending(event.observed)
+            await self._recorder.pending(event)
         self._next_sequence = found.sequence_number + 1
 
     async def _end(self, event: ObservedEvent) -> None:
         try:
-            await self._hold(self._recorder.final(event.observed))
+            await self._hold(self._recorder.final(event))
         except Rejected as rejected:
             # The object shows an id: to be told only to those who know it.
             await self._fail(rejected.rejection, event.view if event.shown else None)

@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from homeport.keys import length_prefixed
 
-__all__ = ["StaticDirectory", "Upstream", "UpstreamDirectory", "fingerprint"]
+__all__ = ["RecallingDirectory", "StaticDirectory", "Upstream", "UpstreamDirectory", "fingerprint"]
 
 
 def fingerprint(*parts: str) -> str:
@@ -48,6 +48,14 @@ class UpstreamDirectory(Protocol):
 
     def upstreams(self) -> Mapping[str, Upstream]:
         """The known upstreams by name."""
+
+
+@runtime_checkable
+class RecallingDirectory(UpstreamDirectory, Protocol):
+    """A directory that does not list all upstreams that ever were, and can say of a recorded one that it was one."""
+
+    def recall(self, name: str, fingerprint: str) -> Upstream | None:
+        """The upstream that is recorded so and not listed now; None for one that is none of this directory's."""
 
 
 class StaticDirectory:

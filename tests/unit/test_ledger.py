@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from homeport.adapter import Adapter
+from homeport.entries import EntryMaker
 from homeport.errors import Reason, Rejected
 from homeport.facts import Observed
 from homeport.keys import Keyring, Kind, Tenant
@@ -45,15 +46,9 @@ class Book:
     ) -> None:
         self.state = FakeState()
         self.ring = Keyring([], namespace="n", route="r")
-        self.ledger = Ledger(
-            operation,
-            TENANT,
-            Inspected(tuple(selectors), **request),
-            state=self.state,
-            keyring=self.ring,
-            settings=settings,
-            adapter=adapter or Adapter(),
-        )
+        entries = EntryMaker(TENANT, keyring=self.ring, settings=settings, adapter=adapter or Adapter())
+        request_ = Inspected(tuple(selectors), **request)
+        self.ledger = Ledger(operation, request_, entries, state=self.state, settings=settings)
         self.ledger.facts = facts or {}
 
     def entry(self, kind: Kind, opaque_id: str) -> Entry | None:

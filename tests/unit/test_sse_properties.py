@@ -13,7 +13,7 @@ import httpx_sse
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from homeport.facts import Observed
+from homeport.observation import ObservedEvent
 from homeport.sse import Framer, read
 from homeport.streaming import StreamedAnswer
 from support.asgi import response, stream_events
@@ -111,13 +111,15 @@ class Client:
     def end_app(self, delay: float | None) -> None:
         pass
 
-    async def pending(self, observed: Observed) -> None:
-        await asyncio.sleep(0)
-        self.pendings.add(str(observed.id))
+    keeps_content = False
 
-    async def final(self, observed: Observed) -> None:
+    async def pending(self, event: ObservedEvent) -> None:
         await asyncio.sleep(0)
-        self.finals.add(str(observed.id))
+        self.pendings.add(str(event.observed.id))
+
+    async def final(self, event: ObservedEvent) -> None:
+        await asyncio.sleep(0)
+        self.finals.add(str(event.observed.id))
 
     def unreadable(self) -> None:
         raise AssertionError

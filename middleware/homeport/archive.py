@@ -1,0 +1,126 @@
+"""What is kept of responses, for an integration that answers from it when their owner is elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from homeport.adapter import Adapter
+from homeport.entries import EntryMaker
+from homeport.facts import Observed
+from homeport.keys import Keyring, Kind, StateKey, Tenant
+from homeport.records import Conflict, Entry, Record, StaleRevision, Write
+from homeport.resources import Resource, UnreadableResource, decode_input, decode_resource
+from homeport.sealing import Sealer
+from homeport.settings import Settings
+from homeport.state import State
+from homeport.stores.base import CapacityExceeded, Found, StoreUnavailable
+from homeport.upstreams import Upstream
+
+__all__ = ["Archive", "Kept"]
+
+
+class Archive:
+    """The kept responses of one mounted middleware."""
+
+    def __init__(self, state: State, keyring: Keyring, settings: Settings, adapter: Adapter) -> None:
+        self._state = state
+        self._keyring = keyring
+        self._settings = settings
+        self._adapter = adapter
+        self.sealer = Sealer(settings.content_keys)
+
+    def entries(self, tenant: Tenant) -> EntryMaker:
+        """What makes the rows of ``tenant``."""
+        return EntryMaker(
+            tenant, keyring=self._keyring, settings=self._settings, adapter=self._adapter, sealer=self.sealer
+        )
+
+    def of(self, tenant: Tenant, response_id: str) -> Kept:
+        """What is kept of a response, if anything is; no I/O."""
+        return Kept(response_id, self.entries(tenant), self._state, self._settings, self.sealer)
+
+
+class Kept:
+    """One response of one tenant. Every coroutine raises :class:`homeport.StoreUnavailable` when it cannot tell.
+
+    ``digest`` names it where ids must not be seen, ``tenant`` whose it is.
+    """
+
+    def __init__(self, response_id: str, entries: EntryMaker, state: State, settings: Settings, sealer: Sealer) -> None:
+        self.id = response_id
+        self._entries = entries
+        self._state = state
+        self._settings = settings
+        self._sealer = sealer
+        self._key = entries.key(Kind.RESPONSE, response_id)
+
+    @property
+    def digest(self) -> bytes:
+        return self._key.current
+
+    @property
+    def digests(self) -> tuple[bytes, ...]:
+        """``digest``, then those under older secrets."""
+        return self._key.all
+
+    @property
+    def tenant(self) -> bytes:
+        return self._entries.tenant_digests.current
+
+    async def load(self) -> Resource | None:
+        """The response as it was kept last; None if nothing is, or no longer."""
+        key = self._entries.key(Kind.RESOURCE, self.id)
+        record = await self._record(key)
+        if record is None:
+            return None
+        try:
+            return decode_resource(record, key, self._sealer)
+        except UnreadableResource as exc:
+            raise StoreUnavailable(str(exc)) from None
+
+    async def load_input(self) -> bytes | None:
+        """The items of its input as a JSON array; None if they are not known."""
+        key = self._entries.key(Kind.INPUT, self.id)
+        record = await self._record(key)
+        if record is None:
+            return None
+        try:
+            return decode_input(record, key, self._sealer)
+        except UnreadableResource as exc:
+            raise StoreUnavailable(str(exc)) from None
+
+    async def update(self, resource: Resource) -> Resource | None:
+        """Keep a later state of it, and say what stands: an end is never undone, nor what was deleted brought back."""
+        await self._commit([*self._of(resource)], resource)
+        return await self.load()
+
+    async def keep_input(self, items: bytes, resource: Resource) -> None:
+        """Keep ``items``, a JSON array, as the app itself lists them."""
+        if len(items) <= self._settings.max_resource_bytes:
+            response, _ = self._of(resource)
+            await self._commit([self._entries.given(self.id, items, response, listed=True)], resource)
+
+    async def delete(self) -> None:
+        """Leave tombstones."""
+        for kind in (Kind.RESPONSE, Kind.RESOURCE, Kind.INPUT):
+            await self._state.delete(self._entries.key(kind, self.id))
+
+    def _of(self, resource: Resource) -> tuple[Entry, Entry]:
+        owner = Upstream(resource.upstream, resource.fingerprint)
+        observed = Observed(self.id, resource.status, background=resource.background, created_at=resource.created_at)
+        response = self._entries.response(self.id, observed, owner, pending=False, background=resource.background)
+        return response, self._entries.resource(self.id, resource, response)
+
+    async def _record(self, key: StateKey) -> bytes | None:
+        [loaded] = await self._state.load([key])
+        return loaded.record if isinstance(loaded, Found) else None
+
+    async def _commit(self, entries: list[Entry], resource: Resource) -> None:
+        timeout = self._settings.commit_timeout
+        deadline = asyncio.get_running_loop().time() + timeout
+        write = Write(os.urandom(16), os.urandom(16), self._entries.tenant_digests, tuple(entries), deadline=deadline)
+        try:
+            await self._state.commit(write, Record(resource.upstream, resource.fingerprint), timeout=timeout)
+        except (Conflict, StaleRevision, CapacityExceeded) as exc:
+            raise StoreUnavailable(type(exc).__name__) from None
