@@ -108,7 +108,8 @@ class Kept:
 
     def _of(self, resource: Resource) -> tuple[Entry, Entry]:
         owner = Upstream(resource.upstream, resource.fingerprint)
-        observed = Observed(self.id, resource.status, background=resource.background, created_at=resource.created_at)
+        # Without the provider's time: what is told of a response here is never a newer one of the same id.
+        observed = Observed(self.id, resource.status, background=resource.background)
         response = self._entries.response(self.id, observed, owner, pending=False, background=resource.background)
         return response, self._entries.resource(self.id, resource, response)
 

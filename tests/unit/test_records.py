@@ -84,6 +84,24 @@ def test_status_never_moves_backwards() -> None:
     assert settled(row(progress=Progress.IN_PROGRESS), entry(progress=Progress.QUEUED)) is None
 
 
+def test_what_is_kept_of_a_response_follows_its_status() -> None:
+    kept = {"kind": Kind.RESOURCE}
+    late = entry(**kept, progress=Progress.TERMINAL, record=b"completed")
+    assert settled(row(record=b"cancelled"), late) is None
+    assert settled(row(progress=Progress.IN_PROGRESS), entry(**kept, progress=Progress.QUEUED)) is None
+    assert isinstance(settled(row(progress=Progress.IN_PROGRESS), late), Replace)
+    more = entry(**kept, progress=Progress.IN_PROGRESS, record=b"more output")
+    assert isinstance(settled(row(progress=Progress.IN_PROGRESS), more), Replace)
+    assert settled(row(state=RowState.DELETED), late) is None
+
+
+def test_the_input_of_a_response_as_the_app_lists_it_stands_against_what_was_sent() -> None:
+    listed = entry(kind=Kind.INPUT, record=b"listed")
+    assert isinstance(settled(row(progress=Progress.PENDING), listed), Replace)
+    sent = entry(kind=Kind.INPUT, record=b"sent", progress=Progress.PENDING)
+    assert settled(row(record=b"listed", remaining=100.0), sent) is None
+
+
 def test_a_newer_generation_of_the_same_owner_starts_again() -> None:
     change = settled(row(generation=5), entry(generation=6, progress=Progress.PENDING))
     assert isinstance(change, Replace)

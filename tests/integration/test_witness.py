@@ -1,0 +1,247 @@
+"""What an integration sees and keeps of responses, and what it may say of requests (DESIGN.md section 9)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from homeport import Adapter, Operation, Resource, Upstream, fingerprint
+from homeport.stores.memory import MemoryStore
+from homeport.tenants import TenantPolicy
+from support.asgi import A, B, ScriptedApp, call, http_scope, mount, respond, response, settings, sse, stream_events
+
+KEYS = ("k1:a key of enough bytes for this",)
+
+
+class Seen:
+    """A witness that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def keeps(self, owner: Upstream) -> bool:
+        return owner.fingerprint == A.fingerprint
+
+    def given(self) -> bytes:
+        return b'[{"id":"item_1"}]'
+
+    def recorded(self, observed, owner, *, over) -> None:
+        self.told.append(f"{observed.status} by {owner.name}{', over' if over else ''}")
+
+    def passed(self, event) -> None:
+        self.told.append(json.loads(event.data)["type"])
+
+    def over(self) -> None:
+        self.told.append("end")
+
+
+class Watching(Adapter):
+    def __init__(self) -> None:
+        self.seen = Seen()
+        self.scopes: list[Mapping] = []
+
+    def witness(self, exchange, scope):
+        self.scopes.append(scope)
+        return self.seen
+
+
+def watched(app, store=None, adapter=None, **changes):
+    adapter = adapter or Watching()
+    store = store or MemoryStore()
+    mounted = mount(app, store=store, adapter=adapter, upstreams=[A, B], **{"encryption_keys": KEYS, **changes})
+    return mounted, store, adapter
+
+
+def kept(mounted, response_id: str, key: str = "key-1"):
+    tenant = TenantPolicy(settings()).resolve(
+        [(b"authorization", f"Bearer {key}".encode())],
+        peer=None, unix=False, method="GET", target=b"/", body=b"", now=0,
+    )  # fmt: skip
+    return mounted.archive.of(tenant, response_id)
+
+
+async def test_a_response_is_kept_in_the_write_that_owns_it() -> None:
+    body = response("resp_1", output=[{"id": "msg_1", "type": "message"}])
+    mounted, store, adapter = watched(ScriptedApp(respond(body)))
+    commits = []
+    inner = store.commit
+
+    async def commit(write):
+        commits.append({e.kind.value for e in write.entries})
+        return await inner(write)
+
+    store.commit = commit
+    assert (await call(mounted, "POST", "/v1/responses", {"model": "m"})).status == 200
+    assert commits == [{"response", "resource", "input", "item"}]
+    assert adapter.seen.told == ["completed by a, over", "end"]
+    found = await kept(mounted, "resp_1").load()
+    assert json.loads(found.body) == body
+    assert (found.status, found.upstream, found.streamed) == ("completed", "a", False)
+    assert await kept(mounted, "resp_1").load_input() == b'[{"id":"item_1"}]'
+    assert await kept(mounted, "resp_1", key="another").load() is None
+
+
+async def test_a_stream_is_seen_event_by_event_and_kept_at_its_beginning_and_end() -> None:
+    events = stream_events("resp_1")
+    mounted, _, adapter = watched(ScriptedApp(respond(sse(*events), content_type="text/event-stream")))
+    at_first_byte: list = []
+
+    async def on_chunk(_chunk) -> None:
+        if not at_first_byte:
+            at_first_byte.append(await kept(mounted, "resp_1").load())
+
+    await call(mounted, "POST", "/v1/responses", {"model": "m", "stream": True}, on_chunk=on_chunk)
+    [begun] = at_first_byte
+    assert begun.status == "in_progress"
+    assert begun.streamed
+    names = [e["type"] for e in events]
+    told = adapter.seen.told
+    begins = [line for name in names[:2] for line in ("in_progress by a", name)]
+    assert told == [*begins, *names[2:-1], "completed by a, over", names[-1], "end"]
+    assert (await kept(mounted, "resp_1").load()).status == "completed"
+
+
+async def test_what_another_upstream_made_or_is_not_stored_is_not_kept() -> None:
+    mounted, _, adapter = watched(ScriptedApp(respond(response("resp_b"), by=B)))
+    await call(mounted, "POST", "/v1/responses", {"model": "m"})
+    assert await kept(mounted, "resp_b").load() is None
+    mounted, _, adapter = watched(ScriptedApp(respond(response("resp_1", store=False))))
+    await call(mounted, "POST", "/v1/responses", {"model": "m", "store": False})
+    assert await kept(mounted, "resp_1").load() is None
+    assert adapter.seen.told == ["end"]
+
+
+async def test_a_status_that_is_seen_is_kept_before_it_is_shown() -> None:
+    app = ScriptedApp(respond(response("resp_1", status="queued", background=True)))
+    mounted, _, _ = watched(app)
+    await call(mounted, "POST", "/v1/responses", {"model": "m", "background": True})
+    assert (await kept(mounted, "resp_1").load()).status == "queued"
+    app.answers.append(respond(response("resp_1", status="completed")))
+    at_first_byte = []
+
+    async def on_chunk(_chunk) -> None:
+        at_first_byte.append((await kept(mounted, "resp_1").load()).status)
+
+    await call(mounted, "GET", "/v1/responses/resp_1", on_chunk=on_chunk)
+    assert at_first_byte[0] == "completed"
+
+
+async def test_an_end_is_never_undone_and_deletion_takes_the_content_along() -> None:
+    app = ScriptedApp(respond(response("resp_1", status="queued", background=True, created_at=5)))
+    mounted, store, _ = watched(app)
+    await call(mounted, "POST", "/v1/responses", {"model": "m", "background": True})
+    handle = kept(mounted, "resp_1")
+    queued = await handle.load()
+    cancelled = Resource(queued.upstream, queued.fingerprint, "cancelled", b"{}", background=True)
+    assert (await handle.update(cancelled)).status == "cancelled"
+    late = Resource(queued.upstream, queued.fingerprint, "completed", b"{}", background=True, created_at=9)
+    assert (await handle.update(late)).status == "cancelled"
+    # Not by the owner's own exchange either, though its app gives it another time.
+    app.answers.append(respond(response("resp_1", status="completed", created_at=9)))
+    await call(mounted, "GET", "/v1/responses/resp_1")
+    assert (await handle.load()).status == "cancelled"
+    app.answers.append(respond({"id": "resp_1", "deleted": True}))
+    assert (await call(mounted, "DELETE", "/v1/responses/resp_1")).status == 200
+    assert await handle.load() is None
+    assert await handle.load_input() is None
+    assert await handle.update(cancelled) is None
+    assert not any(b"resp_1" in s.row.record for s in store._rows.values())
+
+
+@pytest.mark.parametrize("limit", [10, 1 << 20])
+async def test_what_is_too_large_is_kept_without_its_object(limit) -> None:
+    mounted, _, _ = watched(ScriptedApp(respond(response("resp_1"))), max_resource_bytes=limit)
+    await call(mounted, "POST", "/v1/responses", {"model": "m"})
+    assert bool((await kept(mounted, "resp_1").load()).body) is (limit > 10)
+
+
+async def test_the_scope_of_the_witness_is_that_of_the_app() -> None:
+    app = ScriptedApp(respond(response()))
+    mounted, _, adapter = watched(app)
+    await call(mounted, "POST", "/v1/responses", {"model": "m"})
+    assert adapter.scopes == app.requests
+
+
+class Patient(Adapter):
+    def patience(self, operation: Operation) -> float:
+        return 0.5
+
+
+async def test_an_id_that_is_shown_before_it_is_recorded_is_waited_for() -> None:
+    store = MemoryStore()
+    app = ScriptedApp(*[respond(response("resp_1"))] * 2)
+    mounted = mount(app, store=store, adapter=Patient(), upstreams=[A])
+
+    async def create() -> None:
+        await asyncio.sleep(0.1)
+        await call(mounted, "POST", "/v1/responses", {"model": "m"})
+
+    creating = asyncio.create_task(create())
+    assert (await call(mounted, "GET", "/v1/responses/resp_1")).status == 200
+    await creating
+    started = asyncio.get_running_loop().time()
+    assert (await call(mounted, "GET", "/v1/responses/resp_2")).status == 404
+    assert 0.4 < asyncio.get_running_loop().time() - started < 1.5
+
+
+async def test_what_was_deleted_is_not_waited_for() -> None:
+    app = ScriptedApp(respond(response("resp_1")), respond({"id": "resp_1", "deleted": True}))
+    mounted = mount(app, store=MemoryStore(), adapter=Patient(), upstreams=[A])
+    await call(mounted, "POST", "/v1/responses", {"model": "m"})
+    await call(mounted, "DELETE", "/v1/responses/resp_1")
+    started = asyncio.get_running_loop().time()
+    assert (await call(mounted, "GET", "/v1/responses/resp_1")).status == 404
+    assert asyncio.get_running_loop().time() - started < 0.3
+
+
+class Recalling:
+    """A directory that lists ``b`` alone and knows that ``a`` was there."""
+
+    def upstreams(self):
+        return {"b": B}
+
+    def recall(self, name: str, fingerprint: str):
+        return Upstream(name, fingerprint) if fingerprint == A.fingerprint else None
+
+
+async def test_an_owner_that_is_not_listed_is_recalled_by_its_directory() -> None:
+    store = MemoryStore()
+    gone = Upstream("c", fingerprint("c"))
+    for upstream in (A, gone):
+        app = ScriptedApp(respond(response(f"resp_{upstream.name}"), by=upstream))
+        made = mount(app, store=store, upstreams=[upstream])
+        await call(made, "POST", "/v1/responses", {"model": "m"})
+    app = ScriptedApp(respond(response("resp_a"), by=None))
+    mounted = mount(app, store=store, upstreams=Recalling())
+    assert (await call(mounted, "GET", "/v1/responses/resp_a")).status == 200
+    assert app.exchanges[-1].pin == A
+    refused = await call(mounted, "GET", "/v1/responses/resp_c")
+    assert refused.outcome == "upstream_not_configured"
+
+
+class Vouching(Adapter):
+    def vouches(self, scope) -> bool:
+        return scope["state"].get("proven", False)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+async def test_a_vouched_request_names_its_tenant_from_any_peer(signed) -> None:
+    signature = {"tenant_signature_header": "x-sig", "tenant_signing_keys": ("k:a secret of enough bytes",)}
+    trust = signature if signed else {"trusted_proxies": ("10.0.0.1",)}
+    mounted = mount(
+        ScriptedApp(respond(response())),
+        adapter=Vouching(),
+        upstreams=[A],
+        tenant_mode="headers",
+        tenant_headers=("x-tenant",),
+        secrets=("a secret of enough bytes",),
+        **trust,
+    )
+    statuses = []
+    for state in ({"proven": True}, {}):
+        scope = {**http_scope("POST", "/v1/responses", [("x-tenant", "t")]), "state": state}
+        statuses.append((await call(mounted, "POST", "/v1/responses", {"model": "m"}, scope=scope)).status)
+    assert statuses == [200, 401]

@@ -1,0 +1,98 @@
+"""Content at rest, and what a response is kept as (DESIGN.md section 10)."""
+
+from __future__ import annotations
+
+import pytest
+
+from homeport.keys import StateKey
+from homeport.resources import (
+    Resource,
+    UnreadableResource,
+    decode_input,
+    decode_resource,
+    encode_input,
+    encode_resource,
+)
+from homeport.sealing import Sealer, Unsealable
+
+OLD, NEW = {"k1": b"an old secret of enough bytes"}, {"k2": b"a new secret of enough bytes"}
+KEY = StateKey(b"d" * 32)
+RESOURCE = Resource("r1", "replica:1", "completed", b'{"id":"resp_1"}', background=True, streamed=True, created_at=7)
+
+
+def test_what_is_sealed_can_be_opened_where_it_was_put() -> None:
+    sealer = Sealer(NEW)
+    sealed = sealer.seal(b"content", b"here")
+    assert b"content" not in sealed
+    assert sealer.unseal(sealed, [b"elsewhere", b"here"]) == b"content"
+    with pytest.raises(Unsealable):
+        sealer.unseal(sealed, [b"elsewhere"])
+
+
+def test_the_same_content_never_looks_the_same() -> None:
+    sealer = Sealer(NEW)
+    assert sealer.seal(b"content", b"here") != sealer.seal(b"content", b"here")
+
+
+def test_the_first_key_writes_and_all_keys_read() -> None:
+    written_before = Sealer(OLD).seal(b"content", b"here")
+    rotated = Sealer(NEW | OLD)
+    assert rotated.unseal(written_before, [b"here"]) == b"content"
+    written_now = rotated.seal(b"content", b"here")
+    assert Sealer(NEW).unseal(written_now, [b"here"]) == b"content"
+    with pytest.raises(Unsealable):
+        Sealer(OLD).unseal(written_now, [b"here"])
+
+
+def test_another_secret_under_the_same_key_id_opens_nothing() -> None:
+    sealed = Sealer(NEW).seal(b"content", b"here")
+    with pytest.raises(Unsealable):
+        Sealer({"k2": b"another secret of enough bytes"}).unseal(sealed, [b"here"])
+
+
+@pytest.mark.parametrize("place", range(0, 60, 3))
+def test_a_changed_byte_is_noticed(place: int) -> None:
+    sealer = Sealer(NEW)
+    sealed = bytearray(sealer.seal(b"content that is long enough", b"here"))
+    sealed[place % len(sealed)] ^= 0x40
+    with pytest.raises(Unsealable):
+        sealer.unseal(bytes(sealed), [b"here"])
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\x01", b"\x01\xff", b"\x01\x02k2", b"\x02content", b"\x01\x02k2" + b"n" * 12])
+def test_what_is_damaged_is_not_opened(damaged: bytes) -> None:
+    with pytest.raises(Unsealable):
+        Sealer(NEW).unseal(damaged, [b"here"])
+
+
+def test_without_keys_content_is_kept_as_it_is_and_read_when_keys_come_later() -> None:
+    assert not Sealer({}).seals
+    kept = Sealer({}).seal(b"content", b"here")
+    assert b"content" in kept
+    assert Sealer(NEW).unseal(kept, [b"here"]) == b"content"
+
+
+def test_a_resource_comes_back_as_it_was_put() -> None:
+    sealer = Sealer(NEW)
+    assert decode_resource(encode_resource(RESOURCE, KEY, sealer), KEY, sealer) == RESOURCE
+    assert decode_input(encode_input(b"[]", KEY, sealer), KEY, sealer) == b"[]"
+
+
+def test_a_resource_is_found_under_the_digest_of_an_older_secret() -> None:
+    sealer = Sealer(NEW)
+    written = encode_resource(RESOURCE, KEY, sealer)
+    assert decode_resource(written, StateKey(b"e" * 32, (KEY.current,)), sealer) == RESOURCE
+
+
+def test_an_unreadable_resource_is_no_missing_one() -> None:
+    sealer = Sealer(NEW)
+    written = encode_resource(RESOURCE, KEY, sealer)
+    for data in (b"", b"\x63" + written[1:], written[:-1]):
+        with pytest.raises(UnreadableResource):
+            decode_resource(data, KEY, sealer)
+    with pytest.raises(UnreadableResource):
+        decode_resource(encode_input(b"no msgpack", KEY, sealer), KEY, sealer)
+
+
+def test_content_is_in_no_repr() -> None:
+    assert "resp_1" not in repr(RESOURCE)
