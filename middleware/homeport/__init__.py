@@ -4,7 +4,7 @@ from homeport.adapter import Adapter
 from homeport.archive import Archive, Kept
 from homeport.error_events import error_frame, failed_event
 from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, missing_state, reject
-from homeport.exchange import Adopt, Exchange, Port, current_exchange
+from homeport.exchange import Adopt, Exchange, Port, current_exchange, exchange_scope
 from homeport.facts import Observed, observe_json
 from homeport.intake import ClientGone, Intake
 from homeport.keys import Keyring, Kind, Tenant
@@ -65,6 +65,7 @@ __all__ = [
     "Witness",
     "current_exchange",
     "error_frame",
+    "exchange_scope",
     "failed_event",
     "fingerprint",
     "inspect_body",

@@ -52,8 +52,11 @@ class Recorder(Protocol):
     async def pending(self, event: ObservedEvent) -> None:
         """A response has begun."""
 
-    async def final(self, event: ObservedEvent) -> None:
-        """A response has ended, or was answered as a whole."""
+    async def final(self, event: ObservedEvent) -> bytes | None:
+        """A response has ended, or was answered as a whole.
+
+        With what to end a stream instead, if another end of it has been told already.
+        """
 
     def passed(self, event: Event) -> None:
         """An event of a stream is about to go out."""

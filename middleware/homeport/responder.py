@@ -292,17 +292,20 @@ class Responder:
         if self._ledger is not None and self._ledger.creates:
             await self._record(self._ledger.pending, event)
 
-    async def final(self, event: ObservedEvent) -> None:
+    async def final(self, event: ObservedEvent) -> bytes | None:
         ledger = self._ledger
         if ledger is None:
-            return
+            return None
         if ledger.creates:
             await self._record(ledger.final, event)
+            if self._witness is not None and event.shown:
+                return await self._witness.instead(event.observed, event.sequence_number)
         else:
             content = None if self._port.pin is None else self._content(event, self._port.pin)
             await ledger.seen(event.observed, self._port.pin, content)
             if content is not None and self._port.pin is not None:
                 self._bear_witness(event, self._port.pin)
+        return None
 
     def passed(self, event: Event) -> None:
         if self._witness is not None:

@@ -282,12 +282,15 @@ class StreamedAnswer:
 
     async def _end(self, event: ObservedEvent) -> None:
         try:
-            await self._hold(self._recorder.final(event))
+            instead = await self._hold(self._recorder.final(event))
         except Rejected as rejected:
             # The object shows an id: to be told only to those who know it.
             await self._fail(rejected.rejection, event.view if event.shown else None)
+        else:
+            if instead is not None:
+                await self._finish(instead)
 
-    async def _hold(self, commit: Coroutine[Any, Any, None]) -> None:
+    async def _hold(self, commit: Coroutine[Any, Any, bytes | None]) -> bytes | None:
         """Wait for the final commit; comments, which every client skips, keep the connection alive."""
         task = asyncio.ensure_future(commit)
         started = time.perf_counter()
@@ -300,7 +303,7 @@ class StreamedAnswer:
                 task.cancel()  # the commit itself goes on: it is shielded
                 await asyncio.wait({task})
         telemetry.hold_seconds.record(time.perf_counter() - started)
-        task.result()
+        return task.result()
 
     async def _flush(self) -> None:
         ready = b"".join(self._ready)
@@ -321,14 +324,20 @@ class StreamedAnswer:
 
     async def _fail(self, rejection: Rejection, response: memoryview | None = None) -> None:
         """End in an error that no client can take for success; the rest of the stream is dropped."""
-        self.close()
         if self._head is not None:
+            self.close()
             await self._outlet.reject(rejection)
             self._outlet.end_app(0)
-        elif not self._plain:
-            self._outlet.abort()
         else:
             large = response is not None and len(response) > LARGE_RESPONSE
             shown = await asyncio.to_thread(shown_of, response) if large else shown_of(response)
             number, named = self._next_sequence, self._named
-            await self._outlet.finish(failed_event(rejection, response=shown, sequence_number=number, named=named))
+            await self._finish(failed_event(rejection, response=shown, sequence_number=number, named=named))
+
+    async def _finish(self, event: bytes) -> None:
+        """End with ``event``, and drop the rest of the stream; one that was compressed elsewhere can only be cut."""
+        self.close()
+        if self._plain:
+            await self._outlet.finish(event)
+        else:
+            self._outlet.abort()

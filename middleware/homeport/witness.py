@@ -14,7 +14,7 @@ __all__ = ["Witness"]
 class Witness(Protocol):
     """Sees the responses of one exchange as they are recorded; made by :meth:`homeport.Adapter.witness`.
 
-    Nothing here may raise or wait: the answer is on its way.
+    Nothing here may raise, and nothing but :meth:`instead` may wait: the answer is on its way.
     """
 
     def keeps(self, owner: Upstream) -> bool:
@@ -28,6 +28,12 @@ class Witness(Protocol):
 
     def recorded(self, observed: Observed, owner: Upstream, *, over: bool) -> None:
         """A response that is kept has been made durable and is about to be shown; ``over``: it has come to its end."""
+
+    async def instead(self, observed: Observed, sequence_number: int) -> bytes | None:
+        """A terminal event in place of the one that has just been recorded; None for the one that came.
+
+        For a response whose begin the client has seen, and of which another end has been told elsewhere by now.
+        """
 
     def passed(self, event: Event) -> None:
         """An event of a stream is about to go out; it belongs to the response that was recorded last."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import Mapping
 
@@ -21,6 +22,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.told: list[str] = []
+        self.replacement: bytes | None = None
 
     def keeps(self, owner: Upstream) -> bool:
         return owner.fingerprint == A.fingerprint
@@ -30,6 +32,9 @@ class Seen:
 
     def recorded(self, observed, owner, *, over) -> None:
         self.told.append(f"{observed.status} by {owner.name}{', over' if over else ''}")
+
+    async def instead(self, observed, sequence_number) -> bytes | None:
+        return self.replacement
 
     def passed(self, event) -> None:
         self.told.append(json.loads(event.data)["type"])
@@ -245,3 +250,22 @@ async def test_a_vouched_request_names_its_tenant_from_any_peer(signed) -> None:
         scope = {**http_scope("POST", "/v1/responses", [("x-tenant", "t")]), "state": state}
         statuses.append((await call(mounted, "POST", "/v1/responses", {"model": "m"}, scope=scope)).status)
     assert statuses == [200, 401]
+
+
+async def test_an_end_that_was_told_elsewhere_stands_in_the_stream_too() -> None:
+    end = b'event: response.failed\ndata: {"type":"response.failed"}\n\n'
+    body = sse(*stream_events("resp_1"), done=True)
+    mounted, _, adapter = watched(ScriptedApp(respond(body, content_type="text/event-stream")))
+    adapter.seen.replacement = end
+    answer = await call(mounted, "POST", "/v1/responses", {"model": "m", "stream": True})
+    assert answer.body == sse(*stream_events("resp_1")[:-1]) + end
+    assert answer.complete
+
+
+async def test_a_coded_stream_with_another_end_is_cut() -> None:
+    body = gzip.compress(sse(*stream_events("resp_1")))
+    script = respond(body, content_type="text/event-stream", headers=[("content-encoding", "gzip")])
+    mounted, _, adapter = watched(ScriptedApp(script))
+    adapter.seen.replacement = b"event: x\ndata: {}\n\n"
+    with pytest.raises(ConnectionAbortedError):
+        await call(mounted, "POST", "/v1/responses", {"model": "m", "stream": True})

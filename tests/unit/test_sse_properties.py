@@ -117,7 +117,7 @@ class Client:
         await asyncio.sleep(0)
         self.pendings.add(str(event.observed.id))
 
-    async def final(self, event: ObservedEvent) -> None:
+    async def final(self, event: ObservedEvent) -> bytes | None:
         await asyncio.sleep(0)
         self.finals.add(str(event.observed.id))
 
