@@ -10,7 +10,7 @@ from homeport.intake import ClientGone, Intake
 from homeport.keys import Keyring, Kind, Tenant
 from homeport.middleware import ContinuationMiddleware
 from homeport.operations import Operation
-from homeport.resources import Resource
+from homeport.resources import Given, Resource
 from homeport.sealing import Sealer, Unsealable
 from homeport.selectors import Selector, inspect_body
 from homeport.settings import Settings, UpstreamSettings, normalise_base_url, settings_reference
@@ -35,6 +35,7 @@ __all__ = [
     "Exchange",
     "Extent",
     "Framer",
+    "Given",
     "Intake",
     "Intent",
     "Kept",

@@ -10,7 +10,7 @@ from homeport.entries import EntryMaker
 from homeport.facts import Observed
 from homeport.keys import Keyring, Kind, StateKey, Tenant
 from homeport.records import Conflict, Entry, Record, StaleRevision, Write
-from homeport.resources import Resource, UnreadableResource, decode_input, decode_resource
+from homeport.resources import Given, Resource, UnreadableResource, decode_given, decode_resource
 from homeport.sealing import Sealer
 from homeport.settings import Settings
 from homeport.state import State
@@ -79,14 +79,14 @@ class Kept:
         except UnreadableResource as exc:
             raise StoreUnavailable(str(exc)) from None
 
-    async def load_input(self) -> bytes | None:
-        """The items of its input as a JSON array; None if they are not known."""
+    async def load_input(self) -> Given | None:
+        """What it was given; None if that is not known."""
         key = self._entries.key(Kind.INPUT, self.id)
         record = await self._record(key)
         if record is None:
             return None
         try:
-            return decode_input(record, key, self._sealer)
+            return decode_given(record, key, self._sealer)
         except UnreadableResource as exc:
             raise StoreUnavailable(str(exc)) from None
 
@@ -95,11 +95,11 @@ class Kept:
         await self._commit([*self._of(resource)], resource)
         return await self.load()
 
-    async def keep_input(self, items: bytes, resource: Resource) -> None:
-        """Keep ``items``, a JSON array, as the app itself lists them."""
-        if len(items) <= self._settings.max_resource_bytes:
+    async def keep_input(self, given: Given, resource: Resource) -> None:
+        """Keep its input, as the app itself lists it; ``resource`` says who owns it, and how far it is."""
+        if len(given.items) <= self._settings.max_resource_bytes:
             response, _ = self._of(resource)
-            await self._commit([self._entries.given(self.id, items, response, listed=True)], resource)
+            await self._commit([self._entries.given(self.id, given, response)], resource)
 
     async def delete(self) -> None:
         """Leave tombstones."""

@@ -10,7 +10,7 @@ from homeport.adapter import Adapter
 from homeport.facts import Observed
 from homeport.keys import Digests, Keyring, Kind, StateKey, Tenant
 from homeport.records import Entry, Progress, Record, decode_record, encode_record
-from homeport.resources import Resource, encode_input, encode_resource
+from homeport.resources import Given, Resource, encode_given, encode_resource
 from homeport.sealing import Sealer
 from homeport.settings import Settings
 from homeport.upstreams import Upstream
@@ -94,11 +94,11 @@ class EntryMaker:
             response, key, Kind.RESOURCE, encode_resource(resource, key, self._sealer), response.progress
         )
 
-    def given(self, opaque_id: str, items: bytes, response: Entry, *, listed: bool) -> Entry:
-        """The items of its input. ``listed``: by the app itself, which stands against what the request had."""
+    def given(self, opaque_id: str, given: Given, response: Entry) -> Entry:
+        """Its input; as the app itself lists it, it stands against what the request had."""
         key = self.key(Kind.INPUT, opaque_id)
-        progress = Progress.TERMINAL if listed else Progress.PENDING
-        return self._beside(response, key, Kind.INPUT, encode_input(items, key, self._sealer), progress)
+        progress = Progress.TERMINAL if given.listed else Progress.PENDING
+        return self._beside(response, key, Kind.INPUT, encode_given(given, key, self._sealer), progress)
 
     def content(
         self, opaque_id: str, observed: Observed, owner: Upstream, content: Content, response: Entry
@@ -116,7 +116,7 @@ class EntryMaker:
         )
         entries = [self.resource(opaque_id, resource, response)]
         if content.given is not None and len(content.given) <= self._settings.max_resource_bytes:
-            entries.append(self.given(opaque_id, content.given, response, listed=False))
+            entries.append(self.given(opaque_id, Given(content.given), response))
         return entries
 
     def alias(

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from homeport.keys import StateKey
 from homeport.sealing import Sealer, Unsealable
 
 __all__ = [
+    "Given",
     "Resource",
     "UnreadableResource",
-    "decode_input",
+    "decode_given",
     "decode_resource",
-    "encode_input",
+    "encode_given",
     "encode_resource",
 ]
+
+
+T = TypeVar("T")
 
 
 class UnreadableResource(Exception):
@@ -41,34 +47,50 @@ class Resource(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"Resource(status={self.status!r})"
 
 
+class Given(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The items of a response's input, as a JSON array. ``listed``: as its app lists them; else as they were sent."""
+
+    items: bytes
+    listed: bool = False
+
+    def __repr__(self) -> str:
+        return f"Given(listed={self.listed})"
+
+
 _VERSION = 1
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Resource)
+_resources = msgspec.msgpack.Decoder(Resource)
+_given = msgspec.msgpack.Decoder(Given)
 
 
 def encode_resource(resource: Resource, key: StateKey, sealer: Sealer) -> bytes:
     """``resource`` as the record of the row ``key``: one version byte, then MessagePack, sealed for that row."""
-    return encode_input(_encoder.encode(resource), key, sealer)
+    return _sealed(_encoder.encode(resource), key, sealer)
 
 
 def decode_resource(data: bytes, key: StateKey, sealer: Sealer) -> Resource:
     """The resource in ``data``, a record of the row ``key``. Raises :class:`UnreadableResource`."""
-    try:
-        return _decoder.decode(decode_input(data, key, sealer))
-    except msgspec.DecodeError as exc:
-        raise UnreadableResource("resource cannot be read") from exc
+    return _opened(data, key, sealer, _resources)
 
 
-def encode_input(items: bytes, key: StateKey, sealer: Sealer) -> bytes:
-    """``items``, a JSON array, as the record of the row ``key``: one version byte, then the text, sealed for it."""
-    return bytes((_VERSION,)) + sealer.seal(items, key.current)
+def encode_given(given: Given, key: StateKey, sealer: Sealer) -> bytes:
+    """``given`` as the record of the row ``key``, as for :func:`encode_resource`."""
+    return _sealed(_encoder.encode(given), key, sealer)
 
 
-def decode_input(data: bytes, key: StateKey, sealer: Sealer) -> bytes:
-    """The items in ``data``, a record of the row ``key``. Raises :class:`UnreadableResource`."""
+def decode_given(data: bytes, key: StateKey, sealer: Sealer) -> Given:
+    """The input in ``data``, a record of the row ``key``. Raises :class:`UnreadableResource`."""
+    return _opened(data, key, sealer, _given)
+
+
+def _sealed(content: bytes, key: StateKey, sealer: Sealer) -> bytes:
+    return bytes((_VERSION,)) + sealer.seal(content, key.current)
+
+
+def _opened(data: bytes, key: StateKey, sealer: Sealer, decoder: msgspec.msgpack.Decoder[T]) -> T:
     if not data or data[0] != _VERSION:
         raise UnreadableResource("its version is not known")
     try:
-        return sealer.unseal(data[1:], key.all)
-    except Unsealable as exc:
-        raise UnreadableResource(str(exc)) from exc
+        return decoder.decode(sealer.unseal(data[1:], key.all))
+    except (msgspec.DecodeError, Unsealable) as exc:
+        raise UnreadableResource("it cannot be read") from exc

@@ -23,13 +23,6 @@ from homeport.testing.contract.harness import RING, TENANT, alone, conversation,
 from support.stores import SQLHarness
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite+aiosqlite:///{tmp_path}/homeport.db"
-    return str(request.getfixturevalue("postgres_url"))
-
-
 @pytest.fixture
 async def harness(url: str) -> AsyncIterator[SQLHarness]:
     harness = SQLHarness(url)

@@ -85,7 +85,7 @@ async def test_a_response_is_kept_in_the_write_that_owns_it() -> None:
     found = await kept(mounted, "resp_1").load()
     assert json.loads(found.body) == body
     assert (found.status, found.upstream, found.streamed) == ("completed", "a", False)
-    assert await kept(mounted, "resp_1").load_input() == b'[{"id":"item_1"}]'
+    assert (await kept(mounted, "resp_1").load_input()).items == b'[{"id":"item_1"}]'
     assert await kept(mounted, "resp_1", key="another").load() is None
 
 

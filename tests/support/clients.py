@@ -25,6 +25,7 @@ from homeport.stores.base import Committed, StoreUnavailable
 from homeport.stores.memory import MemoryStore
 from homeport_gateway.answers import send_json
 from homeport_gateway.asgi import create_app
+from homeport_replica import ReplicaMiddleware
 from support.asgi import A, B, call, mount, respond, response, sse, stream_events
 from support.servers import Server, free_port, run_server
 
@@ -105,11 +106,11 @@ class Situations:
             return self._gateways[situation]
         if (situation, name) not in self._apps:
             # One for each call, so that no client meets what another one has left behind.
-            app = Misbehaving(situation, lambda: self.app.update([name]))
-            self._apps[situation, name] = app.gate
-            first = await call(
-                app.gate, "POST", "/v1/responses", {"input": "1"}, headers=[("authorization", authorization)]
-            )
+            paid = lambda: self.app.update([name])  # noqa: E731
+            elsewhere = situation == Reason.RESPONSE_NOT_LOCAL
+            app = Elsewhere(paid) if elsewhere else Misbehaving(situation, paid).gate
+            self._apps[situation, name] = app
+            first = await call(app, "POST", "/v1/responses", {"input": "1"}, headers=[("authorization", authorization)])
             assert first.status == 200, first.body
         return self._apps[situation, name]
 
@@ -199,6 +200,31 @@ class Misbehaving:
                 exchange.served_by(A if self._late and not begun else B)
             case _:
                 exchange.served_by(A)
+
+
+class Elsewhere:
+    """An app whose state lives in its process: its first request reaches one replica, every later one another."""
+
+    def __init__(self, asked: Callable[[], None]) -> None:
+        store = MemoryStore()
+
+        async def here(scope: Scope, receive: Receive, send: Send) -> None:
+            made = scope["path"] == "/v1/responses"  # and not a question of homeport's own about it
+            await respond(response(FIRST), status=200 if made else 404, by=False)(scope, receive, send)
+
+        async def there(scope: Scope, receive: Receive, send: Send) -> None:
+            asked()
+
+        self._replicas = [
+            ReplicaMiddleware(app, Settings(database_url="memory://", replica_id=app.__name__), store)
+            for app in (here, there)
+        ]
+        self._first = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        here, there = self._replicas
+        app, self._first = here if self._first else there, False
+        await app(scope, receive, send)
 
 
 class FailingStore(MemoryStore):

@@ -6,11 +6,12 @@ import pytest
 
 from homeport.keys import StateKey
 from homeport.resources import (
+    Given,
     Resource,
     UnreadableResource,
-    decode_input,
+    decode_given,
     decode_resource,
-    encode_input,
+    encode_given,
     encode_resource,
 )
 from homeport.sealing import Sealer, Unsealable
@@ -59,7 +60,9 @@ def test_a_changed_byte_is_noticed(place: int) -> None:
         sealer.unseal(bytes(sealed), [b"here"])
 
 
-@pytest.mark.parametrize("damaged", [b"", b"\x01", b"\x01\xff", b"\x01\x02k2", b"\x02content", b"\x01\x02k2" + b"n" * 12])
+@pytest.mark.parametrize(
+    "damaged", [b"", b"\x01", b"\x01\xff", b"\x01\x02k2", b"\x02content", b"\x01\x02k2" + b"n" * 12]
+)
 def test_what_is_damaged_is_not_opened(damaged: bytes) -> None:
     with pytest.raises(Unsealable):
         Sealer(NEW).unseal(damaged, [b"here"])
@@ -75,7 +78,8 @@ def test_without_keys_content_is_kept_as_it_is_and_read_when_keys_come_later() -
 def test_a_resource_comes_back_as_it_was_put() -> None:
     sealer = Sealer(NEW)
     assert decode_resource(encode_resource(RESOURCE, KEY, sealer), KEY, sealer) == RESOURCE
-    assert decode_input(encode_input(b"[]", KEY, sealer), KEY, sealer) == b"[]"
+    given = Given(b"[]", listed=True)
+    assert decode_given(encode_given(given, KEY, sealer), KEY, sealer) == given
 
 
 def test_a_resource_is_found_under_the_digest_of_an_older_secret() -> None:
@@ -91,7 +95,7 @@ def test_an_unreadable_resource_is_no_missing_one() -> None:
         with pytest.raises(UnreadableResource):
             decode_resource(data, KEY, sealer)
     with pytest.raises(UnreadableResource):
-        decode_resource(encode_input(b"no msgpack", KEY, sealer), KEY, sealer)
+        decode_resource(b"\x01" + sealer.seal(b"no msgpack", KEY.current), KEY, sealer)
 
 
 def test_content_is_in_no_repr() -> None:

@@ -3,7 +3,8 @@
 A store of one's own implements :class:`StateStore`. Its ``commit`` reads the rows of ``write.digests``, gives them to
 :func:`settle`, and makes the changes that come back durable in the same transaction: an ``Insert`` whose key has
 appeared meanwhile means to read and settle again; a conflict raised by ``settle`` goes to the caller with nothing
-written. Run ``homeport.testing.StateStoreContract`` on it; ``homeport/stores/memory.py`` is the shortest example.
+written. Run ``homeport.testing.StateStoreContract`` on it; ``homeport/stores/memory.py`` is the shortest example. For
+replicas whose state lives in the process it must be a :class:`BoardStore` too: ``homeport.testing.BoardContract``.
 """
 
 from __future__ import annotations
@@ -30,20 +31,27 @@ from homeport.stores.base import (
     StoreCheck,
     StoreUnavailable,
 )
+from homeport.stores.board import Board, BoardStore, Chunk, Extent, Intent, Member
 
 __all__ = [
     "MISMATCH",
+    "Board",
+    "BoardStore",
     "CapacityExceeded",
     "Change",
+    "Chunk",
     "Committed",
     "Conflict",
     "Digests",
     "Entry",
     "Expired",
+    "Extent",
     "Found",
     "Insert",
+    "Intent",
     "Kind",
     "Loaded",
+    "Member",
     "Missing",
     "Progress",
     "Remove",
@@ -69,7 +77,7 @@ MISMATCH = (
 """What to tell whoever starts a replica that :class:`~homeport.stores.base.SecretMismatch` keeps from starting."""
 
 
-def make_store(url: str, *, pool_size: int = 5, listen_url: str | None = None) -> StateStore:
+def make_store(url: str, *, pool_size: int = 5, listen_url: str | None = None) -> BoardStore:
     """The store that ``url`` names: ``memory://``, ``sqlite+aiosqlite:///path`` or ``postgresql+asyncpg://…``.
 
     ``pool_size`` is the most connections held to a server at once, ``listen_url`` a direct way to PostgreSQL for
@@ -104,7 +112,7 @@ async def verify_store(settings: Settings) -> None:
         await store.close()
 
 
-def _make(url: str, *, pool_size: int, listen: str | None, timeout: float) -> StateStore:
+def _make(url: str, *, pool_size: int, listen: str | None, timeout: float) -> BoardStore:
     try:
         database_url(url)
         if listen is not None:

@@ -114,7 +114,7 @@ class Board(Protocol):
         """Forget the chunks with a number ``below`` this one."""
 
     async def drop(self, subjects: Sequence[bytes]) -> None:
-        """Forget the chunks and the intents of ``subjects``."""
+        """Forget the chunks of ``subjects``; what is asked of their owners still is."""
 
     async def purge(self, *, limit: int, now: float | None = None) -> int:
         """Remove at most ``limit`` chunks and intents past their time, and members silent for a day; how many.

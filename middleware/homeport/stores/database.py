@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from sqlalchemy import URL, insert, inspect, select
+from sqlalchemy import URL, Connection, insert, inspect, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from homeport.stores.base import StoreUnavailable
@@ -31,7 +31,7 @@ class Database:
         self._making = asyncio.Lock()
 
     async def ready(self) -> None:
-        """Make the schema unless that was done; a failure is not remembered."""
+        """Make the schema, or what is missing of it, unless that was done; a failure is not remembered."""
         if self._ready:
             return
         async with self._making:
@@ -97,24 +97,35 @@ class Database:
 
     async def _make_schema(self) -> None:
         async with self._connection(self._reader) as conn:
-            version = await _stored_version(conn)
+            version, complete = await _stored(conn)
             if version is None:
                 await self.dialect.prepare(conn)
-        if version is None:
-            async with self.transaction() as conn:
-                await self.dialect.lock(conn)
-                version = await _stored_version(conn)
-                if version is None:
-                    await conn.run_sync(metadata.create_all)
-                    await conn.execute(insert(schema_version).values(id=1, version=VERSION))
-                    await conn.commit()
-                    version = VERSION
-        if version > VERSION:
+        if not complete:
+            version = await self._make_tables()
+        if version is not None and version > VERSION:
             raise StoreUnavailable("the tables were made by a later version of homeport")
 
+    async def _make_tables(self) -> int:
+        """Make the tables that are missing, unless another process was faster; the version of what is there."""
+        async with self.transaction() as conn:
+            await self.dialect.lock(conn)
+            version, complete = await _stored(conn)
+            if not complete and (version is None or version <= VERSION):
+                await conn.run_sync(metadata.create_all)
+                if version is None:
+                    await conn.execute(insert(schema_version).values(id=1, version=VERSION))
+                await conn.commit()
+        return VERSION if version is None else version
 
-async def _stored_version(conn: AsyncConnection) -> int | None:
-    if not await conn.run_sync(lambda sync: inspect(sync).has_table(schema_version.name)):
-        return None
+
+async def _stored(conn: AsyncConnection) -> tuple[int | None, bool]:
+    """The version of the tables, None without any, and whether each of them is there."""
+
+    def missing(sync: Connection) -> set[str]:
+        return {name for name in metadata.tables if not inspect(sync).has_table(name)}
+
+    absent = await conn.run_sync(missing)
+    if schema_version.name in absent:
+        return None, False
     version: int | None = await conn.scalar(select(schema_version.c.version))
-    return version
+    return version, not absent

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sqlalchemy import URL, ColumnElement, Executable, Select, and_, delete, literal_column, or_, select
+from sqlalchemy import CTE, URL, ColumnElement, Executable, Select, Table, and_, delete, literal_column, or_, select
 from sqlalchemy.engine import Dialect as Driver
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -18,7 +18,9 @@ from homeport.stores.plan import Plan, Put
 from homeport.stores.schema import state
 
 if TYPE_CHECKING:
-    from homeport.stores.listen import Listener
+    from sqlalchemy.dialects import postgresql, sqlite
+
+    from homeport.stores.listen import Deliver, Listener
 
 __all__ = ["BINDS", "COPIED", "ONE", "Dialect", "KeyAppeared", "PutStatement", "compiled", "dialect_of"]
 
@@ -61,8 +63,23 @@ class Dialect(ABC):
     async def update(self, conn: AsyncConnection, puts: Sequence[Put]) -> None: ...
 
     @abstractmethod
+    def within(self, column: ColumnElement[bytes], digests: Sequence[bytes]) -> ColumnElement[bool]:
+        """The condition that ``column`` is one of ``digests``, at most ``max_binds``."""
+
+    @abstractmethod
+    def wanted(self, digests: Sequence[bytes]) -> tuple[CTE, Mapping[str, object]]:
+        """Rows of a column ``digest``, and the parameters by which they are ``digests``; some may come twice.
+
+        For at least one and at most ``max_binds``. The same few objects for all of them, to make statements of.
+        """
+
+    @abstractmethod
+    def into(self, table: Table) -> postgresql.Insert | sqlite.Insert:
+        """The insert of the database, which can do something else with a key that is there."""
+
     def among(self, digests: Sequence[bytes]) -> ColumnElement[bool]:
-        """The condition that a row is one of ``digests``."""
+        """The condition that a row of the state is one of ``digests``."""
+        return self.within(state.c.digest, digests)
 
     @abstractmethod
     async def fetch(self, conn: AsyncConnection, query: Select[Any], digests: Sequence[bytes]) -> Sequence[Any]:
@@ -75,11 +92,13 @@ class Dialect(ABC):
         The revisions of the rows, or None if one of them is something else: then the transaction must be rolled back.
         """
 
-    async def notify(self, conn: AsyncConnection, payload: str) -> None:  # noqa: B027 - most databases cannot
-        """Tell the other replicas of a deletion when the transaction commits."""
+    async def notify(  # noqa: B027 - most databases cannot
+        self, conn: AsyncConnection, channel: str, digests: Sequence[bytes]
+    ) -> None:
+        """Tell the other replicas on ``channel`` when the transaction commits; no digests stand for "anything"."""
 
-    def listener(self, url: URL, deliver: Callable[[Sequence[bytes] | None], None]) -> Listener | None:
-        """What hears of deletions by other replicas, if anything can."""
+    def listener(self, url: URL, deliver: Mapping[str, Deliver]) -> Listener | None:
+        """What hears of what other replicas tell, by channel, if anything can."""
         return None
 
     async def warnings(self, conn: AsyncConnection) -> tuple[str, ...]:

@@ -1,19 +1,20 @@
-"""Notifications from PostgreSQL: a hint that something was deleted elsewhere, never the truth."""
+"""Notifications from PostgreSQL: a hint that something happened elsewhere, never the truth."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import asyncpg
 from sqlalchemy import URL
 
-from homeport.stores.schema import CHANNEL
+__all__ = ["Deliver", "Listener"]
 
-__all__ = ["Listener"]
+Deliver: TypeAlias = Callable[[Sequence[bytes] | None], None]
+"""Takes the digests of a notification; None stands for "anything"."""
 
 _LIVENESS = 30.0
 """Seconds between two proofs that the connection is not half open."""
@@ -26,12 +27,13 @@ _NOT_FOR_ASYNCPG = ("prepared_statement_cache_size", "prepared_statement_name_fu
 
 
 class Listener:
-    """Listens on a connection of its own, for as long as it takes, and hands every notification to ``deliver``.
+    """Listens on a connection of its own, for as long as it takes, and hands each notification on by its channel.
 
-    Raises ``ValueError`` for a URL with an option that asyncpg does not have.
+    After every (re)connection each of ``deliver`` gets None. Raises ``ValueError`` for a URL with an option that
+    asyncpg does not have.
     """
 
-    def __init__(self, url: URL, deliver: Callable[[Sequence[bytes] | None], None]) -> None:
+    def __init__(self, url: URL, deliver: Mapping[str, Deliver]) -> None:
         # As the engine connects, so that options in the URL mean the same.
         plain = url.set(drivername="postgresql+asyncpg").difference_update_query(_NOT_FOR_ASYNCPG)
         _, self._options = plain.get_dialect()().create_connect_args(plain)
@@ -67,9 +69,11 @@ class Listener:
         ended = asyncio.Event()
         connection.add_termination_listener(lambda _: ended.set())
         try:
-            await connection.add_listener(CHANNEL, self._notified)
-            # Whatever was deleted before this moment was not heard.
-            self._deliver(None)
+            for channel in self._deliver:
+                await connection.add_listener(channel, self._notified)
+            # Whatever happened before this moment was not heard.
+            for deliver in self._deliver.values():
+                deliver(None)
             while not ended.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(ended.wait(), _LIVENESS)
@@ -79,9 +83,9 @@ class Listener:
             # Not a graceful close: asyncpg warns of listeners that are left, and there is nothing to lose.
             connection.terminate()
 
-    def _notified(self, _connection: Any, _pid: int, _channel: str, payload: str) -> None:
+    def _notified(self, _connection: Any, _pid: int, channel: str, payload: str) -> None:
         try:
             digests = [bytes.fromhex(part) for part in payload.split(",") if part]
         except ValueError:
             digests = []  # a later version's: at least it says that something happened
-        self._deliver(digests or None)
+        self._deliver[channel](digests or None)

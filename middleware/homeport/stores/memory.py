@@ -23,6 +23,7 @@ from homeport.stores.base import (
     StoreCheck,
     StoreUnavailable,
 )
+from homeport.stores.memory_board import MemoryBoard
 from homeport.stores.plan import Plan, Put
 
 __all__ = ["MemoryStore"]
@@ -70,10 +71,16 @@ class MemoryStore:
     def __init__(self, *, clock: Callable[[], float] = time.time, max_records: int = 65_536) -> None:
         self._clock = clock
         self._max_records = max_records
+        self._board = MemoryBoard(clock)
         self._rows: dict[bytes, _Stored] = {}
         self._checks: dict[str, set[bytes]] = {}
         self._callbacks: list[Callable[[Sequence[bytes] | None], None]] = []
         self._reclaimable_at = math.inf  # no row can make room before: a full store does not scan for every write
+
+    @property
+    def board(self) -> MemoryBoard:
+        """What replicas tell each other; its rows are not among ``max_records``."""
+        return self._board
 
     async def open(self) -> None:
         """Nothing to do."""
@@ -172,21 +179,21 @@ class MemoryStore:
         return sum(1 for s in self._rows.values() if s.counted and s.tenant in tenant.all and s.live(now))
 
     async def erase(self, tenant: Digests) -> int:
-        """Remove every row of ``tenant``, tombstones too; how many there were."""
+        """Remove every row of ``tenant``, tombstones and what is on the board too; how many there were."""
         gone = [d for d, s in self._rows.items() if s.tenant in tenant.all]
         for digest in gone:
             del self._rows[digest]
         if gone:
             self._invalidate(None)
-        return len(gone)
+        return len(gone) + self._board.erase(tenant)
 
     async def purge(self, *, limit: int, now: float | None = None) -> int:
-        """Remove at most ``limit`` rows past their tombstone time (``now``: Unix seconds)."""
+        """Remove at most ``limit`` rows past their tombstone time (``now``: Unix seconds), then those of the board."""
         at = self._clock() if now is None else now
         gone = [d for d, s in self._rows.items() if s.dead(at)][: max(0, limit)]
         for digest in gone:
             del self._rows[digest]
-        return len(gone)
+        return len(gone) + await self._board.purge(limit=limit - len(gone), now=at)
 
     async def check(self) -> StoreCheck:
         """Always well, and never durable."""

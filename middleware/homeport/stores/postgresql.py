@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
     ARRAY,
+    CTE,
     URL,
     ColumnElement,
     CursorResult,
     Double,
     Select,
+    Table,
     bindparam,
     column,
     false,
@@ -25,11 +27,13 @@ from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from homeport.stores.dialects import BINDS, COPIED, ONE, Dialect, KeyAppeared, PutStatement, compiled
-from homeport.stores.listen import Listener
+from homeport.stores.listen import Deliver, Listener
 from homeport.stores.plan import Put
-from homeport.stores.schema import CHANNEL, LOCK, state
+from homeport.stores.schema import LOCK, state
 
 __all__ = ["PostgreSQL"]
+
+_DIGESTS = ARRAY(state.c.digest.type)
 
 
 class PostgreSQL(Dialect):
@@ -77,6 +81,7 @@ class PostgreSQL(Dialect):
             .where(state.c.digest == put.c.digest),
             self.driver,
         )
+        self._wanted = select(func.unnest(bindparam("wanted", type_=_DIGESTS)).label("digest")).cte("wanted")
         self._texts: dict[Select[Any], str] = {}
 
     def engines(self, url: URL, *, pool_size: int, timeout: float) -> tuple[AsyncEngine, AsyncEngine]:
@@ -98,8 +103,14 @@ class PostgreSQL(Dialect):
     async def lock(self, conn: AsyncConnection) -> None:
         await conn.execute(select(func.pg_advisory_xact_lock(LOCK)))
 
-    def among(self, digests: Sequence[bytes]) -> ColumnElement[bool]:
-        return state.c.digest == func.any(bindparam(None, list(digests), type_=ARRAY(state.c.digest.type)))
+    def within(self, column: ColumnElement[bytes], digests: Sequence[bytes]) -> ColumnElement[bool]:
+        return column == func.any(bindparam(None, list(digests), type_=_DIGESTS))
+
+    def wanted(self, digests: Sequence[bytes]) -> tuple[CTE, Mapping[str, object]]:
+        return self._wanted, {"wanted": list(digests)}
+
+    def into(self, table: Table) -> postgresql.Insert:
+        return postgresql.insert(table)
 
     async def fetch(self, conn: AsyncConnection, query: Select[Any], digests: Sequence[bytes]) -> Sequence[Any]:
         text = self._texts.get(query)
@@ -125,11 +136,11 @@ class PostgreSQL(Dialect):
         columns = zip(*statement.rows(puts), strict=True)
         return await conn.exec_driver_sql(statement.text, tuple(columns))
 
-    def listener(self, url: URL, deliver: Callable[[Sequence[bytes] | None], None]) -> Listener | None:
+    def listener(self, url: URL, deliver: Mapping[str, Deliver]) -> Listener | None:
         return Listener(url, deliver)
 
-    async def notify(self, conn: AsyncConnection, payload: str) -> None:
-        await conn.execute(select(func.pg_notify(CHANNEL, payload)))
+    async def notify(self, conn: AsyncConnection, channel: str, digests: Sequence[bytes]) -> None:
+        await conn.execute(select(func.pg_notify(channel, ",".join(digest.hex() for digest in digests))))
 
     async def warnings(self, conn: AsyncConnection) -> tuple[str, ...]:
         names = ("synchronous_commit", "fsync")

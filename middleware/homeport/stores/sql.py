@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Double, delete, func, literal, make_url, select, update
+from sqlalchemy import URL, Double, func, literal, make_url, select, update
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -23,7 +24,9 @@ from homeport.stores.base import (
 from homeport.stores.batches import BatchWriter
 from homeport.stores.database import Database
 from homeport.stores.groups import CommitGroup, LoadGroup, Tasks
-from homeport.stores.schema import schema_version, secrets, state
+from homeport.stores.removal import moment, remove_some
+from homeport.stores.schema import CHANNEL, HINTS, schema_version, secrets, state
+from homeport.stores.sql_board import SQLBoard, erase_board, purge_board
 
 __all__ = ["SQLStore"]
 
@@ -53,9 +56,16 @@ class SQLStore:
         self._commits = CommitGroup(BatchWriter(self._database).run, self._tasks, writers=writers)
         self._loads = LoadGroup(self._fetch, self._tasks)
         self._callbacks: list[Callable[[Sequence[bytes] | None], None]] = []
-        self._listener = self._dialect.listener(_parsed(listen_url) if listen_url else parsed, self._invalidate)
+        self._board = SQLBoard(self._database, self._run, self._listen)
+        deliver = {CHANNEL: self._invalidate, HINTS: self._board.deliver}
+        self._listener = self._dialect.listener(_parsed(listen_url) if listen_url else parsed, deliver)
         self._open = False
         self._closed = False
+
+    @property
+    def board(self) -> SQLBoard:
+        """What replicas tell each other, in the same database."""
+        return self._board
 
     async def open(self) -> None:
         """Make the schema if the database is there; otherwise the next operation will."""
@@ -116,7 +126,7 @@ class SQLStore:
         async def work(conn: AsyncConnection) -> bool:
             if (await conn.execute(bury)).rowcount == 0:
                 return False
-            await self._dialect.notify(conn, ",".join(d.hex() for d in key.all))
+            await self._dialect.notify(conn, CHANNEL, key.all)
             return True
 
         deleted = await self._run(self._database.write(work))
@@ -151,16 +161,15 @@ class SQLStore:
         return await self._run(self._database.read(work))
 
     async def erase(self, tenant: Digests) -> int:
-        """Remove every row of ``tenant``, tombstones too; how many there were.
+        """Remove every row of ``tenant``, tombstones and what is on the board too; how many there were.
 
         Many transactions: one that fails leaves the earlier ones done, and the call may be repeated.
         """
-        some = select(state.c.digest).where(state.c.tenant.in_(tenant.all)).limit(_CHUNK).with_for_update()
+        mine = (state.c.tenant.in_(tenant.all),)
 
         async def work(conn: AsyncConnection) -> int:
-            gone = (await conn.execute(delete(state).where(state.c.digest.in_(some)))).rowcount
-            if gone:
-                await self._dialect.notify(conn, "")
+            if gone := await remove_some(conn, table=state, where=mine, size=_CHUNK):
+                await self._dialect.notify(conn, CHANNEL, [])
             return gone
 
         async def work_off() -> int:
@@ -168,26 +177,28 @@ class SQLStore:
             while gone := await self._database.write(work):
                 total += gone
                 self._invalidate(None)
-            return total
+            return total + await erase_board(self._database, tenant)
 
         return await self._run(work_off())
 
     async def purge(self, *, limit: int, now: float | None = None) -> int:
-        """Remove at most ``limit`` rows past their tombstone time (``now``: Unix seconds, the database's if None)."""
-        at = self._dialect.now if now is None else literal(now, Double())
-        dead = select(state.c.digest).where(state.c.dead_at <= at).order_by(state.c.dead_at)
+        """Remove at most ``limit`` rows past their tombstone time, then those of the board.
+
+        ``now``: Unix seconds, the database's if None.
+        """
+        dead = (state.c.dead_at <= moment(self._dialect, now),)
 
         async def work_off() -> int:
             total = 0
             while total < limit:
                 size = min(_CHUNK, limit - total)
                 # Rows that a commit is about to bring back to life are left to it.
-                some = dead.limit(size).with_for_update(skip_locked=True)
-                gone = await self._database.write(lambda conn: _delete(conn, some))  # noqa: B023 - awaited at once
+                work = partial(remove_some, table=state, where=dead, size=size, by=state.c.dead_at)
+                gone = await self._database.write(work)
                 total += gone
                 if gone < size:
                     break
-            return total
+            return total + await purge_board(self._database, limit=limit - total, now=now)
 
         return await self._run(work_off())
 
@@ -207,8 +218,7 @@ class SQLStore:
         After every (re)connection of the listener it is called with None, since something may have been missed.
         """
         self._callbacks.append(callback)
-        if self._open:
-            self._listen()
+        self._listen()
 
     async def _fetch(self, digests: Sequence[bytes]) -> Mapping[bytes, Loaded]:
         async def work(conn: AsyncConnection) -> Mapping[bytes, Loaded]:
@@ -233,7 +243,7 @@ class SQLStore:
             raise
 
     def _listen(self) -> None:
-        if self._listener is not None and self._callbacks and not self._closed:
+        if self._listener is not None and self._open and (self._callbacks or self._board.heard):
             self._listener.start()
 
     def _invalidate(self, digests: Sequence[bytes] | None) -> None:
@@ -246,10 +256,6 @@ def _parsed(url: str) -> URL:
         return make_url(url)
     except (ArgumentError, ValueError):
         raise ValueError("the database URL cannot be parsed") from None  # nor shown: it may hold a password
-
-
-async def _delete(conn: AsyncConnection, some: Any) -> int:
-    return (await conn.execute(delete(state).where(state.c.digest.in_(some)))).rowcount
 
 
 def _chunks(digests: Sequence[bytes]) -> list[Sequence[bytes]]:

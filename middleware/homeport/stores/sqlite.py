@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiosqlite
 from sqlalchemy import (
+    CTE,
     URL,
     ColumnElement,
     Connection,
     Double,
+    LargeBinary,
     Select,
+    Table,
     bindparam,
     event,
     false,
@@ -62,6 +65,7 @@ class SQLite(Dialect):
             self.driver,
         )
         self._update = PutStatement(update(state).values(**values).where(state.c.digest == digest), self.driver)
+        self._wanted: dict[int, CTE] = {}
         self._texts: dict[tuple[Select[Any], int], str] = {}
 
     def engines(self, url: URL, *, pool_size: int, timeout: float) -> tuple[AsyncEngine, AsyncEngine]:
@@ -105,15 +109,27 @@ class SQLite(Dialect):
     async def lock(self, conn: AsyncConnection) -> None:
         """BEGIN IMMEDIATE has done it."""
 
-    def among(self, digests: Sequence[bytes]) -> ColumnElement[bool]:
-        return state.c.digest.in_(digests)
+    def within(self, column: ColumnElement[bytes], digests: Sequence[bytes]) -> ColumnElement[bool]:
+        return column.in_(digests)
+
+    def wanted(self, digests: Sequence[bytes]) -> tuple[CTE, Mapping[str, object]]:
+        padded = _padded(digests)
+        names = [f"wanted_{n}" for n in range(len(padded))]
+        if len(padded) not in self._wanted:
+            # VALUES alone has no name for its column.
+            rows = ", ".join(f"(:{name})" for name in names[1:])
+            query = text(f"SELECT :wanted_0 AS digest{' UNION ALL VALUES ' if rows else ''}{rows}")
+            types = (bindparam(name, type_=LargeBinary()) for name in names)
+            self._wanted[len(padded)] = query.bindparams(*types).columns(digest=LargeBinary()).cte("wanted")
+        return self._wanted[len(padded)], dict(zip(names, padded, strict=True))
+
+    def into(self, table: Table) -> sqlite.Insert:
+        return sqlite.insert(table)
 
     async def fetch(self, conn: AsyncConnection, query: Select[Any], digests: Sequence[bytes]) -> Sequence[Any]:
-        # Padded to a power of two: few texts, so that they are compiled and prepared once.
-        size = 1 << (len(digests) - 1).bit_length()
-        padding = (digests[-1],) * (size - len(digests))
+        padded = _padded(digests)
         driver = await _driver(conn)
-        return list(await driver.execute_fetchall(self._text(query, size), (*digests, *padding)))
+        return list(await driver.execute_fetchall(self._text(query, len(padded)), padded))
 
     async def insert(self, conn: AsyncConnection, puts: Sequence[Put]) -> None:
         await self._put(conn, self._insert, puts)
@@ -146,6 +162,12 @@ class SQLite(Dialect):
             text = form.construct_expanded_state({"digests": [b""] * size}).statement
             self._texts[query, size] = text
         return text
+
+
+def _padded(digests: Sequence[bytes]) -> tuple[bytes, ...]:
+    """``digests`` up to a power of two: few texts of queries, so that they are compiled and prepared once."""
+    size = 1 << (len(digests) - 1).bit_length()
+    return (*digests, *(digests[-1],) * (size - len(digests)))
 
 
 async def _driver(conn: AsyncConnection) -> aiosqlite.Connection:

@@ -146,6 +146,11 @@ REFUSALS = [
         title="upstream_unavailable, down",
     ),
     Refusal(reject(Reason.UPSTREAM_NOT_CONFIGURED), "removed", _ON_A),
+    Refusal(
+        reject(Reason.RESPONSE_NOT_LOCAL, message="What this request needs is kept by the replica 'here' alone"),
+        "response_not_local",
+        _FIRST,
+    ),
     Refusal(reject(Reason.TENANT_MISSING, message=_NO_HEADER), "trusting"),
     Refusal(reject(Reason.TENANT_UNTRUSTED), "trusting", headers={"x-tenant": "t"}),
     Refusal(reject(Reason.TENANT_AMBIGUOUS), "plain", headers={"x-api-key": "sk-another"}),
@@ -193,6 +198,5 @@ AS_400 = [
 NOT_MET = {
     Reason.WEBSOCKET_UNSUPPORTED: "answers an upgrade, which none of these clients asks for over HTTP",
     Reason.UNKNOWN_URL: "answers paths of no operation, which these clients do not ask for",
-    Reason.RESPONSE_NOT_LOCAL: "belongs to apps whose state lives in the process",
-    Reason.OFFSET_LOST: "belongs to apps whose state lives in the process",
+    Reason.OFFSET_LOST: "answers who resumes a stream, which of these clients the openai SDK can (test_replica_streams)",
 }

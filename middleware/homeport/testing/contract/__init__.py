@@ -8,6 +8,8 @@ provides the fixture ``harness``::
         async def harness(self):
             ...
             yield MyHarness(...)
+
+One that has a board too (``homeport.stores.board.BoardStore``) does the same with :class:`BoardContract`.
 """
 
 from __future__ import annotations
@@ -15,17 +17,18 @@ from __future__ import annotations
 import pytest
 
 pytest.register_assert_rewrite(
-    *(f"{__name__}.{module}" for module in ("harness", "ownership", "lifetime", "concurrency", "upkeep"))
+    *(f"{__name__}.{module}" for module in ("board", "harness", "ownership", "lifetime", "concurrency", "upkeep"))
 )
 
 # ruff: noqa: E402 - asserts are only rewritten in modules that are imported after this was said
+from homeport.testing.contract.board import BoardContract, BoardHarness
 from homeport.testing.contract.concurrency import ConcurrencyRules
 from homeport.testing.contract.harness import StoreHarness
 from homeport.testing.contract.lifetime import LifetimeRules
 from homeport.testing.contract.ownership import OwnershipRules
 from homeport.testing.contract.upkeep import UpkeepRules
 
-__all__ = ["StateStoreContract", "StoreHarness"]
+__all__ = ["BoardContract", "BoardHarness", "StateStoreContract", "StoreHarness"]
 
 
 class StateStoreContract(OwnershipRules, LifetimeRules, ConcurrencyRules, UpkeepRules):

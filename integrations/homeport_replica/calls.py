@@ -1,0 +1,42 @@
+"""One request that homeport's middleware has let through, as the parts of this integration hand it on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.types import Receive, Scope, Send
+
+from homeport import Archive, Exchange, Kept, Kind, Operation
+from homeport_replica.visits import Visit, visit_of
+
+__all__ = ["Call"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """``kept`` is the response that the path names, None without one."""
+
+    exchange: Exchange
+    scope: Scope
+    receive: Receive
+    send: Send
+    kept: Kept | None
+
+    @classmethod
+    def of(cls, exchange: Exchange, archive: Archive, scope: Scope, receive: Receive, send: Send) -> Call:
+        named = next((s.id for s in exchange.selectors if s.in_path and s.kind is Kind.RESPONSE), None)
+        kept = None if named is None or exchange.tenant is None else archive.of(exchange.tenant, named)
+        return cls(exchange, scope, receive, send, kept)
+
+    @property
+    def operation(self) -> Operation:
+        return self.exchange.operation
+
+    @property
+    def query(self) -> bytes:
+        query: bytes = self.scope.get("query_string", b"")
+        return query
+
+    @property
+    def visit(self) -> Visit:
+        return visit_of(self.scope)

@@ -1,0 +1,53 @@
+"""How a response ends that did not come to its end by itself, and how that is told. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from homeport import Resource
+
+__all__ = ["CANCELLED", "FAILED", "INTERRUPTED", "closing_event", "ended", "finished", "shown"]
+
+CANCELLED = "cancelled"
+FAILED = "failed"
+
+INTERRUPTED = "The replica that was generating this response has stopped, and the rest of it is lost."
+"""The message of an unfinished response whose owner is dead."""
+
+_TERMINAL = frozenset({"completed", "incomplete", FAILED, CANCELLED})
+# There is no event for a cancelled response: the stream ends as failed, with an object that says so (WIRE.md 2.1).
+_EVENTS = {"completed": "response.completed", "incomplete": "response.incomplete"}
+
+
+def finished(resource: Resource) -> bool:
+    """Whether the response has come to its end, as the API's statuses say. One without a status has."""
+    return resource.status is None or resource.status in _TERMINAL
+
+
+def ended(resource: Resource, response_id: str, status: str, message: str | None = None) -> Resource:
+    """``resource`` with this terminal status; ``message`` is the text of its error, code ``server_error``."""
+    body = shown(resource, response_id)
+    body["status"] = status
+    if message is not None:
+        body["error"] = {"code": "server_error", "message": message}
+    return replace(resource, status=status, body=msgspec.json.encode(body))
+
+
+def shown(resource: Resource, response_id: str) -> dict[str, Any]:
+    """The response object; a minimal one where it was too large to be kept."""
+    if resource.body:
+        body = msgspec.json.decode(resource.body)
+        if isinstance(body, dict):
+            return body
+    body = {"id": response_id, "object": "response", "created_at": resource.created_at, "status": resource.status}
+    return {**body, "background": resource.background, "output": []}
+
+
+def closing_event(resource: Resource, response_id: str, sequence_number: int) -> bytes:
+    """The terminal event of a finished response whose stream ended without one."""
+    name = _EVENTS.get(resource.status or "completed", "response.failed")
+    event = {"type": name, "sequence_number": sequence_number, "response": shown(resource, response_id)}
+    return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"

@@ -1,0 +1,151 @@
+"""Requests about what this process holds: the app answers, unless the store knows better.
+
+What another replica was told must stay true. So a terminal status that is stored stands against the app's own view of
+it, and what the app has forgotten is answered from the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Send
+
+from homeport import Kept, Operation, Resource, observe_json
+from homeport_replica.answering import send_deleted, send_json, send_resource
+from homeport_replica.calls import Call
+from homeport_replica.endings import CANCELLED, ended, finished
+from homeport_replica.inside import Answer, collect
+from homeport_replica.listing import page
+from homeport_replica.replica import Replica, answered
+from homeport_replica.resuming import resume, wants_stream
+from homeport_replica.witness import ReplicaWitness
+
+__all__ = ["Own"]
+
+_NO_LIST = (404, 405, 501)
+
+
+class Own:
+    """Calls ``app`` for requests that nobody else need serve."""
+
+    def __init__(self, app: ASGIApp, replica: Replica) -> None:
+        self._app = app
+        self._replica = replica
+
+    async def __call__(self, call: Call, witness: ReplicaWitness | None) -> None:
+        """Raises :class:`homeport.Rejected`."""
+        kept = call.kept
+        match call.operation:
+            case Operation.CREATE | Operation.COMPACT if witness is not None:
+                await self._create(call, witness)
+            case Operation.RETRIEVE if kept is not None and wants_stream(call.query):
+                await self._resume(call, kept)
+            case Operation.RETRIEVE if kept is not None:
+                await self._retrieve(call, kept)
+            case Operation.CANCEL if kept is not None:
+                await self._cancel(call, kept)
+            case Operation.DELETE if kept is not None:
+                await self._delete(call, kept)
+            case Operation.INPUT_ITEMS if kept is not None:
+                await self._input_items(call, kept)
+            case _:
+                await self._app(call.scope, call.receive, call.send)
+
+    async def _create(self, call: Call, witness: ReplicaWitness) -> None:
+        await self._replica.require_registered()
+        heard = witness.listening(call.receive)
+
+        async def lasting_receive() -> Message:
+            message = await heard()
+            if message["type"] == "http.disconnect" and witness.lasts:
+                await _never()
+            return message
+
+        async def lasting_send(message: Message) -> None:
+            try:
+                await call.send(message)
+            except OSError:
+                if not witness.lasts:
+                    raise
+
+        await self._app(call.scope, lasting_receive, lasting_send)
+
+    async def _resume(self, call: Call, kept: Kept) -> None:
+        resumer = self._replica.resumer
+        if resumer is not None:
+            resource = await answered(kept.load())
+            if resource is not None and await resume(resumer, kept, resource, call):
+                return
+        await self._app(call.scope, call.receive, call.send)
+
+    async def _retrieve(self, call: Call, kept: Kept) -> None:
+        answer = await self._asked(call)
+        if answer is None:
+            return
+        if answer.ok or answer.status == 404:
+            resource = await answered(kept.load())
+            if resource is not None and _stands(resource, answer):
+                await send_resource(call.send, resource, kept.id)
+                return
+        await _pass(call.send, answer)
+
+    async def _cancel(self, call: Call, kept: Kept) -> None:
+        answer = await self._asked(call)
+        if answer is None:
+            return
+        resource = await answered(kept.load())
+        lost = answer.status == 404  # by the app: nothing is generated any more
+        if resource is not None and lost and not finished(resource):
+            resource = await answered(kept.update(ended(resource, kept.id, CANCELLED)))
+        told = resource is not None and resource.status == CANCELLED and not answer.ok
+        if resource is not None and (lost or told or (answer.ok and _stands(resource, answer))):
+            await send_resource(call.send, resource, kept.id)
+        else:
+            await _pass(call.send, answer)
+
+    async def _delete(self, call: Call, kept: Kept) -> None:
+        answer = await self._asked(call)
+        if answer is None:
+            return
+        if answer.ok or answer.status == 404:
+            await answered(self._replica.board.drop(kept.digests))
+            self._replica.warden.forget(kept)
+        if answer.status == 404:
+            await send_deleted(call.send, kept.id)  # it is known here, or it would not have come so far
+        else:
+            await _pass(call.send, answer)
+
+    async def _input_items(self, call: Call, kept: Kept) -> None:
+        answer = await self._asked(call)
+        if answer is None:
+            return
+        if answer.status in _NO_LIST:
+            given = await answered(kept.load_input())
+            if given is not None:
+                await send_json(call.send, 200, page(given.items, call.query))
+                return
+        await _pass(call.send, answer)
+
+    async def _asked(self, call: Call) -> Answer | None:
+        """The app's answer, held; None if it was passed on, as a stream is."""
+        limit = self._replica.settings.max_response_bytes
+        return await collect(self._app, call.scope, call.receive, limit=limit, send=call.send)
+
+
+def _stands(resource: Resource, answer: Answer) -> bool:
+    """Whether the stored object is the truth, and not what the app says."""
+    if not answer.ok:
+        return bool(resource.body)
+    if not finished(resource):
+        return False
+    observed = observe_json(answer.body)
+    return observed is not None and observed.status != resource.status
+
+
+async def _pass(send: Send, answer: Answer) -> None:
+    for message in answer.messages():
+        await send(message)
+
+
+async def _never() -> None:
+    await asyncio.Event().wait()

@@ -1,0 +1,253 @@
+"""Requests about what another replica holds: answered from the store, delegated to the owner, or refused.
+
+The store's answers are given only to whom the app would answer: in tenant mode ``credential`` it is asked first
+(DESIGN.md section 4), always with a GET, since an id may exist here by accident and must not be acted upon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from starlette.types import Receive, Scope, Send
+
+from homeport import Intent, Kept, Member, Operation, Reason, Rejected, Resource, Upstream, reject
+from homeport_replica.answering import send_deleted, send_end, send_json, send_resource
+from homeport_replica.calls import Call
+from homeport_replica.endings import CANCELLED, FAILED, INTERRUPTED, closing_event, ended, finished
+from homeport_replica.inside import CallFailed, Place
+from homeport_replica.intents import CANCEL, DELETE, Outcome, new_intent, open_outcome
+from homeport_replica.listing import page
+from homeport_replica.replica import Replica, answered
+from homeport_replica.resuming import resume, starting_after, wants_stream
+
+__all__ = ["Remote"]
+
+_DEPTH = {Operation.RETRIEVE: 1, Operation.DELETE: 1, Operation.CANCEL: 2, Operation.INPUT_ITEMS: 2}
+_FIRST_LOOK, _LAST_LOOK = 0.02, 0.2  # seconds between two looks for an outcome
+_LISTED_SOON = 1.0  # seconds in which an owner that has just begun lists the items of its input
+
+_GONE = "The replica that held this state has stopped, and its state is lost with it."
+
+
+class Remote:
+    """Serves requests that are pinned to another replica."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._waiting: dict[bytes, set[asyncio.Event]] = {}
+        replica.board.on_hint(self._hinted)
+
+    async def __call__(self, call: Call, owner: Upstream) -> None:
+        """Raises :class:`homeport.Rejected`."""
+        kept = call.kept
+        if kept is None or call.operation not in _DEPTH:
+            await self._forward(call, owner)
+            return
+        if not await self._admitted(call, kept):
+            return
+        member = await answered(self._replica.membership.find(owner.fingerprint))
+        match call.operation:
+            case Operation.RETRIEVE if wants_stream(call.query):
+                await self._resume(call, owner, member, kept)
+            case Operation.RETRIEVE:
+                await send_resource(call.send, await self._load(owner, member, kept), kept.id)
+            case Operation.INPUT_ITEMS:
+                await self._input_items(call, owner, member, kept)
+            case Operation.CANCEL:
+                await self._cancel(call, owner, member, kept)
+            case _:
+                await self._delete(call, owner, member, kept)
+
+    async def _admitted(self, call: Call, kept: Kept) -> bool:
+        """Whether the app lets the caller in. If not, its own answer has been sent."""
+        if self._replica.settings.tenant_mode != "credential":
+            return True  # who comes so far is known by trusted headers, or is the only tenant
+        place = Place(call.scope, _DEPTH[call.operation])
+        try:
+            answer = await self._replica.inside(place.scope("GET", kept.id))
+        except CallFailed:
+            raise Rejected.because(Reason.UPSTREAM_FAILED) from None
+        if answer.ok or answer.status == 404:
+            return True
+        for message in answer.messages():
+            await call.send(message)
+        return False
+
+    # From the store
+
+    async def _load(self, owner: Upstream, member: Member | None, kept: Kept) -> Resource:
+        """The response as it is; one whose owner died before its end has failed."""
+        resource = await answered(kept.load())
+        if resource is not None and member is None and not finished(resource):
+            resource = await answered(kept.update(ended(resource, kept.id, FAILED, INTERRUPTED)))
+        if resource is None or not resource.body:
+            raise self._not_here(owner, member)
+        return resource
+
+    async def _input_items(self, call: Call, owner: Upstream, member: Member | None, kept: Kept) -> None:
+        until = time.monotonic() + (_LISTED_SOON if member is not None else 0.0)
+        given = await answered(kept.load_input())
+        # What the app lists has other ids than what was sent, and nobody is to see both.
+        while not (given is not None and given.listed) and time.monotonic() < until:
+            await asyncio.sleep(_LAST_LOOK)
+            given = await answered(kept.load_input())
+        if given is None:
+            raise self._not_here(owner, member)
+        await send_json(call.send, 200, page(given.items, call.query))
+
+    async def _resume(self, call: Call, owner: Upstream, member: Member | None, kept: Kept) -> None:
+        after = starting_after(call.query)  # what is malformed is told first
+        resource = await answered(kept.load())
+        resumer = self._replica.resumer
+        if resumer is None or resource is None:
+            raise _not_local(owner, member)
+        if await resume(resumer, kept, resource, call):
+            return
+        if member is not None and not self._replica.membership.dead(owner.fingerprint):
+            raise _not_local(owner, member)
+        # Its owner died before anything of the stream was kept, or what was kept is gone since.
+        resource = await self._load(owner, None, kept)
+        if resource.status != FAILED:
+            raise Rejected.because(Reason.OFFSET_LOST)
+        await send_end(call.send, closing_event(resource, kept.id, 0 if after is None else after + 1))
+
+    # Asked of the owner
+
+    async def _cancel(self, call: Call, owner: Upstream, member: Member | None, kept: Kept) -> None:
+        resource = await answered(kept.load())
+        if resource is None:
+            raise self._not_here(owner, member)
+        if resource.status != CANCELLED and member is not None:
+            outcome = await self._delegate(owner, member, kept, CANCEL)
+            resource = await answered(kept.load()) or resource
+            lost = outcome.status == 404  # by the app: nothing is generated any more
+            if outcome.known and not lost and (outcome.ok or resource.status != CANCELLED):
+                await _send_outcome(call.send, outcome, resource, kept)
+                return
+            dead = self._replica.membership.dead(owner.fingerprint)
+            if not (lost or dead or resource.background or finished(resource)):
+                # Nobody can say whether the app would cancel it, so nobody may say that it is cancelled.
+                raise Rejected.because(Reason.UPSTREAM_UNAVAILABLE)
+        if not finished(resource):
+            # Its owner is dead, or will find the intent when it wakes: what it still makes does not count.
+            resource = await answered(kept.update(ended(resource, kept.id, CANCELLED))) or resource
+        await send_resource(call.send, resource, kept.id)
+
+    async def _delete(self, call: Call, owner: Upstream, member: Member | None, kept: Kept) -> None:
+        resource = await answered(kept.load())
+        if member is not None and (resource is None or not finished(resource)):
+            outcome = await self._delegate(owner, member, kept, DELETE)
+            if not outcome.known:
+                raise Rejected.because(Reason.UPSTREAM_UNAVAILABLE)
+            if not outcome.ok and outcome.status != 404:
+                await send_json(call.send, outcome.status, outcome.body, outcome.content_type)
+                return
+        elif member is not None:
+            await self._post(new_intent(kept, member.incarnation, DELETE))
+        await answered(self._replica.board.drop(kept.digests))
+        await send_deleted(call.send, kept.id)  # and at this the tombstones are written, before it goes out
+
+    async def _delegate(self, owner: Upstream, member: Member, kept: Kept, verb: str) -> Outcome:
+        """What the owner's app answers; an outcome that is not known if the owner does not answer in time, or dies."""
+        intent = new_intent(kept, member.incarnation, verb)
+        woken = asyncio.Event()
+        self._waiting.setdefault(intent.subject, set()).add(woken)
+        try:
+            await self._post(intent)
+            until = time.monotonic() + self._replica.settings.replica_delegate_timeout
+            look = _FIRST_LOOK
+            while True:
+                sealed = await answered(self._replica.board.outcome(intent.id))
+                if sealed is not None:
+                    return open_outcome(self._replica.archive.sealer, intent, sealed)
+                if time.monotonic() >= until or self._replica.membership.dead(owner.fingerprint):
+                    return Outcome()
+                woken.clear()
+                try:
+                    await asyncio.wait_for(woken.wait(), look)
+                except TimeoutError:
+                    look = min(look * 1.5, _LAST_LOOK)
+        finally:
+            events = self._waiting[intent.subject]
+            events.discard(woken)
+            if not events:
+                del self._waiting[intent.subject]
+
+    async def _post(self, intent: Intent) -> None:
+        await answered(self._replica.board.post(intent, ttl=self._replica.settings.pending_ttl))
+
+    def _hinted(self, subject: bytes | None) -> None:
+        events = (
+            self._waiting.get(subject, ()) if subject is not None else (e for s in self._waiting.values() for e in s)
+        )
+        for event in events:
+            event.set()
+
+    # Sent to the owner
+
+    async def _forward(self, call: Call, owner: Upstream) -> None:
+        replica, visit = self._replica, call.visit
+        member = await answered(replica.membership.find(owner.fingerprint))
+        if member is None:
+            raise self._not_here(owner, None)
+        if visit.hop is not None or member.url is None or replica.signer is None or replica.peers is None:
+            raise _not_local(owner, member)
+        body = await _whole_body(call.receive)
+        value = replica.signer.sign(
+            sender=replica.identity.incarnation,
+            owner=member.incarnation,
+            method=call.scope["method"],
+            target=visit.target,
+            headers=visit.headers,
+            body=body,
+            now=time.time(),
+        )
+        call.exchange.served_by(None)  # the owner records it, before it answers
+        await replica.peers.forward(
+            member.url,
+            method=call.scope["method"],
+            target=visit.sent_on,
+            headers=visit.with_hop(value, coded=_is_coded(call.scope)),
+            body=body,
+            receive=call.receive,
+            send=call.send,
+        )
+
+    def _not_here(self, owner: Upstream, member: Member | None) -> Rejected:
+        if member is not None:
+            return _not_local(owner, member)
+        if self._replica.membership.successor(owner.name) is not None:
+            return Rejected.because(Reason.UPSTREAM_CHANGED)
+        return Rejected(reject(Reason.UPSTREAM_NOT_CONFIGURED, message=_GONE))
+
+
+async def _send_outcome(send: Send, outcome: Outcome, resource: Resource, kept: Kept) -> None:
+    """The owner's app's answer; what it shows of the response must not be older than what was kept since."""
+    if outcome.ok and (finished(resource) or not outcome.body):
+        await send_resource(send, resource, kept.id)
+    else:
+        await send_json(send, outcome.status, outcome.body, outcome.content_type or b"application/json")
+
+
+def _is_coded(scope: Scope) -> bool:
+    """Whether the body is as the client sent it: it may have been decoded (``HOMEPORT_DECOMPRESS_FOR_APP``)."""
+    return any(name.lower() == b"content-encoding" for name, _ in scope["headers"])
+
+
+async def _whole_body(receive: Receive) -> bytes:
+    chunks: list[bytes] = []
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            break
+        chunks.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return b"".join(chunks)
+
+
+def _not_local(owner: Upstream, member: Member | None) -> Rejected:
+    where = "cannot be reached from this one" if member is not None else "has stopped"
+    text = f"What this request needs is kept by the replica '{owner.name}' alone, which {where}."
+    return Rejected(reject(Reason.RESPONSE_NOT_LOCAL, message=text))

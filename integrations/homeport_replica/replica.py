@@ -1,0 +1,140 @@
+"""This process as a replica: its identity, and the tasks that make it one for the others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from starlette.types import ASGIApp
+
+from homeport import Archive, Board, Reason, Rejected, Settings, StoreUnavailable
+from homeport_replica.hop import HopSigner
+from homeport_replica.inside import Inside
+from homeport_replica.journal import Journal
+from homeport_replica.membership import Identity, Membership, scope_of
+from homeport_replica.peers import Peers
+from homeport_replica.resume import Resumer
+from homeport_replica.warden import Warden
+
+__all__ = ["Replica"]
+
+T = TypeVar("T")
+
+_logger = logging.getLogger("homeport.replica")
+
+_INSIDE_TIMEOUT = 30.0  # seconds for a call of one of the app's routes that answer at once
+_PURGE_INTERVAL = 60.0
+_PURGE_ROWS = 1000
+_AFTER_A_FAULT = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """What the requests of this process share. Made and started in the process that serves."""
+
+    settings: Settings
+    identity: Identity
+    board: Board
+    archive: Archive
+    membership: Membership
+    inside: Inside
+    warden: Warden
+    journal: Journal | None
+    resumer: Resumer | None
+    signer: HopSigner | None
+    peers: Peers | None
+    _tasks: list[asyncio.Task[None]]
+
+    @classmethod
+    def make(cls, app: ASGIApp, settings: Settings, board: Board, archive: Archive) -> Replica:
+        """Raises ``ModuleNotFoundError`` if a setting needs a library that is not installed."""
+        identity = Identity.of(settings)
+        sealer = archive.sealer
+        membership = Membership(
+            board,
+            identity,
+            scope_of(settings),
+            beat=settings.replica_beat,
+            dead_after=settings.replica_dead_after,
+        )
+        inside = Inside(app, identity.upstream, timeout=_INSIDE_TIMEOUT, limit=settings.max_response_bytes)
+        warden = Warden(
+            board,
+            inside,
+            identity,
+            sealer,
+            watch=settings.replica_watch,
+            poll=settings.replica_poll,
+            patience=settings.ttl,
+        )
+        journal = resumer = None
+        if settings.stream_log:
+            journal = Journal(
+                board,
+                sealer,
+                max_events=settings.stream_log_events,
+                max_bytes=settings.stream_log_bytes,
+                ttl=settings.stream_log_ttl,
+            )
+            resumer = Resumer(board, sealer, dead=membership.dead)
+            journal.on_flush(resumer.wake)
+        signer = HopSigner(settings.secret_bytes, settings.tenant_headers) if settings.secrets else None
+        # Connections to others are made whether or not others can reach this one.
+        peers = (
+            None if signer is None else Peers(connect_timeout=settings.upstream_connect_timeout, kept=signer.covered)
+        )
+        return cls(settings, identity, board, archive, membership, inside, warden, journal, resumer, signer, peers, [])
+
+    async def start(self) -> None:
+        """Say that this replica lives, and do what others count on. A store that is down is waited for."""
+        with contextlib.suppress(StoreUnavailable):
+            await self.membership.beat()
+        works = [self.membership.run, self.warden.watch, self.warden.obey, self._purge]
+        if self.journal is not None:
+            works.append(self.journal.run)
+        self._tasks.extend(asyncio.create_task(_for_ever(work)) for work in works)
+
+    async def stop(self) -> None:
+        """Write what waits, and say that this replica has ended, so that nobody waits for it."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        if self.journal is not None:
+            await self.journal.stop()
+        with contextlib.suppress(StoreUnavailable):
+            await self.membership.beat(ended=True)
+        if self.peers is not None:
+            await self.peers.aclose()
+
+    async def require_registered(self) -> None:
+        """Nobody can find what a replica holds that they do not know of. Raises :class:`homeport.Rejected`."""
+        if not self.membership.registered:
+            await answered(self.membership.beat())
+
+    async def _purge(self) -> None:
+        while True:
+            await asyncio.sleep(_PURGE_INTERVAL)
+            with contextlib.suppress(StoreUnavailable):
+                await self.board.purge(limit=_PURGE_ROWS)
+
+
+async def answered(work: Awaitable[T]) -> T:
+    """What the store says; if it cannot, a request is refused. Raises :class:`homeport.Rejected`."""
+    try:
+        return await work
+    except StoreUnavailable:
+        raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
+
+
+async def _for_ever(work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 - a replica that stops beating is dead to the others
+            _logger.error("a task of the replica failed: %s", type(error).__name__)  # its text may hold ids
+        await asyncio.sleep(_AFTER_A_FAULT)
