@@ -68,11 +68,17 @@ class Membership:
         self.registered = False
         """Whether the others can know of this replica."""
 
-    async def run(self) -> None:
-        """Beat until cancelled. A store that is down is no reason to stop."""
+    async def live(self) -> None:
+        """Beat until cancelled. A store that is down is no reason to stop, nor is a reading that takes its time."""
         while True:
             with contextlib.suppress(StoreUnavailable):
                 await self.beat()
+            await asyncio.sleep(self._beat)
+
+    async def watch(self) -> None:
+        """Know the others, until cancelled."""
+        while True:
+            with contextlib.suppress(StoreUnavailable):
                 await self._read()
                 self._warn_of_twins()
             await asyncio.sleep(self._beat)
@@ -113,10 +119,14 @@ class Membership:
         return self._read_at is None or time.monotonic() - self._read_at > 2 * self._beat
 
     async def _read(self) -> None:
+        asked = time.monotonic()
         async with self._reading:
+            if self._read_at is not None and self._read_at >= asked:
+                return  # for all who have been waiting
+            began = time.monotonic()
             members = await self._board.members(self._scope)
             self._members = {m.incarnation: m for m in members}
-            self._read_at = time.monotonic()
+            self._read_at = began
 
     def _warn_of_twins(self) -> None:
         me = self._identity

@@ -7,16 +7,18 @@ it, and what the app has forgotten is answered from the store.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
+from msgspec.structs import replace
 from starlette.types import ASGIApp, Message, Send
 
 from homeport import Kept, Operation, Resource, observe_json
 from homeport_replica.answering import send_deleted, send_json, send_resource
 from homeport_replica.calls import Call
 from homeport_replica.endings import CANCELLED, ended, finished
-from homeport_replica.inside import Answer, collect
+from homeport_replica.inside import Answer, CallFailed, collect
 from homeport_replica.listing import page
-from homeport_replica.replica import Replica, answered
+from homeport_replica.replica import Replica, answered, require_kept
 from homeport_replica.resuming import resume, wants_stream
 from homeport_replica.witness import ReplicaWitness
 
@@ -83,37 +85,58 @@ class Own:
         if answer is None:
             return
         if answer.ok or answer.status == 404:
-            resource = await answered(kept.load())
-            if resource is not None and _stands(resource, answer):
+            resource = await self._standing(kept, answer)
+            if resource is None:
+                await require_kept(kept)
+            elif _stands(resource, answer):
                 await send_resource(call.send, resource, kept.id)
                 return
         await _pass(call.send, answer)
 
     async def _cancel(self, call: Call, kept: Kept) -> None:
-        answer = await self._asked(call)
-        if answer is None:
-            return
-        resource = await answered(kept.load())
-        lost = answer.status == 404  # by the app: nothing is generated any more
-        if resource is not None and lost and not finished(resource):
-            resource = await answered(kept.update(ended(resource, kept.id, CANCELLED)))
-        told = resource is not None and resource.status == CANCELLED and not answer.ok
-        if resource is not None and (lost or told or (answer.ok and _stands(resource, answer))):
-            await send_resource(call.send, resource, kept.id)
-        else:
+        async with self._replica.warden.alone(kept):
+            answer = await self._asked(call)
+            if answer is None:
+                return
+            lost = answer.status == 404  # by the app: nothing is generated any more
+            if not answer.ok and not lost:
+                # It refuses, for the response has ended, say: then that has to be known before it is told.
+                with contextlib.suppress(CallFailed):
+                    await answered(self._replica.warden.refresh(kept))
+            resource = await self._standing(kept, answer)
+            if resource is not None and lost and not finished(resource):
+                resource = await answered(kept.update(ended(resource, kept.id, CANCELLED)))
+            told = resource is not None and resource.status == CANCELLED and not answer.ok
+            if resource is not None and (lost or told or (answer.ok and _stands(resource, answer))):
+                await send_resource(call.send, resource, kept.id)
+                return
+            if resource is None:
+                await require_kept(kept)
             await _pass(call.send, answer)
 
     async def _delete(self, call: Call, kept: Kept) -> None:
-        answer = await self._asked(call)
-        if answer is None:
-            return
-        if answer.ok or answer.status == 404:
-            await answered(self._replica.board.drop(kept.digests))
-            self._replica.warden.forget(kept)
-        if answer.status == 404:
-            await send_deleted(call.send, kept.id)  # it is known here, or it would not have come so far
-        else:
-            await _pass(call.send, answer)
+        async with self._replica.warden.alone(kept):
+            answer = await self._asked(call)
+            if answer is None:
+                return
+            if answer.ok or answer.status == 404:
+                await answered(self._replica.board.drop(kept.digests))
+                self._replica.warden.forget(kept)
+            if answer.status == 404:
+                await send_deleted(call.send, kept.id)  # it is known here, or it would not have come so far
+            else:
+                await _pass(call.send, answer)
+
+    async def _standing(self, kept: Kept, answer: Answer) -> Resource | None:
+        """What stands of the response, now that the app has said this: it is kept before anybody is told.
+
+        None if nothing is kept of it, or no longer.
+        """
+        resource = await answered(kept.load())
+        observed = observe_json(answer.body) if answer.ok else None
+        if resource is None or observed is None or observed.status in (None, resource.status):
+            return resource
+        return await answered(kept.update(replace(resource, status=observed.status, body=answer.body)))
 
     async def _input_items(self, call: Call, kept: Kept) -> None:
         answer = await self._asked(call)

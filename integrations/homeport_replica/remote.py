@@ -11,20 +11,20 @@ import time
 
 from starlette.types import Receive, Scope, Send
 
-from homeport import Intent, Kept, Member, Operation, Reason, Rejected, Resource, Upstream, reject
+from homeport import Kept, Member, Operation, Reason, Rejected, Resource, Upstream, reject
 from homeport_replica.answering import send_deleted, send_end, send_json, send_resource
 from homeport_replica.calls import Call
 from homeport_replica.endings import CANCELLED, FAILED, INTERRUPTED, closing_event, ended, finished
 from homeport_replica.inside import CallFailed, Place
-from homeport_replica.intents import CANCEL, DELETE, Outcome, new_intent, open_outcome
+from homeport_replica.intents import CANCEL, DELETE, Outcome, new_intent
 from homeport_replica.listing import page
-from homeport_replica.replica import Replica, answered
+from homeport_replica.replica import Replica, answered, require_kept
 from homeport_replica.resuming import resume, starting_after, wants_stream
 
 __all__ = ["Remote"]
 
 _DEPTH = {Operation.RETRIEVE: 1, Operation.DELETE: 1, Operation.CANCEL: 2, Operation.INPUT_ITEMS: 2}
-_FIRST_LOOK, _LAST_LOOK = 0.02, 0.2  # seconds between two looks for an outcome
+_LOOK = 0.2  # seconds
 _LISTED_SOON = 1.0  # seconds in which an owner that has just begun lists the items of its input
 
 _GONE = "The replica that held this state has stopped, and its state is lost with it."
@@ -35,8 +35,6 @@ class Remote:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._waiting: dict[bytes, set[asyncio.Event]] = {}
-        replica.board.on_hint(self._hinted)
 
     async def __call__(self, call: Call, owner: Upstream) -> None:
         """Raises :class:`homeport.Rejected`."""
@@ -81,6 +79,8 @@ class Remote:
         resource = await answered(kept.load())
         if resource is not None and member is None and not finished(resource):
             resource = await answered(kept.update(ended(resource, kept.id, FAILED, INTERRUPTED)))
+        if resource is None:
+            await require_kept(kept)
         if resource is None or not resource.body:
             raise self._not_here(owner, member)
         return resource
@@ -90,7 +90,7 @@ class Remote:
         given = await answered(kept.load_input())
         # What the app lists has other ids than what was sent, and nobody is to see both.
         while not (given is not None and given.listed) and time.monotonic() < until:
-            await asyncio.sleep(_LAST_LOOK)
+            await asyncio.sleep(_LOOK)
             given = await answered(kept.load_input())
         if given is None:
             raise self._not_here(owner, member)
@@ -115,12 +115,10 @@ class Remote:
     # Asked of the owner
 
     async def _cancel(self, call: Call, owner: Upstream, member: Member | None, kept: Kept) -> None:
-        resource = await answered(kept.load())
-        if resource is None:
-            raise self._not_here(owner, member)
+        resource = await self._existing(owner, member, kept)
         if resource.status != CANCELLED and member is not None:
             outcome = await self._delegate(owner, member, kept, CANCEL)
-            resource = await answered(kept.load()) or resource
+            resource = await self._existing(owner, member, kept)
             lost = outcome.status == 404  # by the app: nothing is generated any more
             if outcome.known and not lost and (outcome.ok or resource.status != CANCELLED):
                 await _send_outcome(call.send, outcome, resource, kept)
@@ -131,58 +129,44 @@ class Remote:
                 raise Rejected.because(Reason.UPSTREAM_UNAVAILABLE)
         if not finished(resource):
             # Its owner is dead, or will find the intent when it wakes: what it still makes does not count.
-            resource = await answered(kept.update(ended(resource, kept.id, CANCELLED))) or resource
+            await answered(kept.update(ended(resource, kept.id, CANCELLED)))
+            resource = await self._existing(owner, member, kept)
         await send_resource(call.send, resource, kept.id)
 
     async def _delete(self, call: Call, owner: Upstream, member: Member | None, kept: Kept) -> None:
         resource = await answered(kept.load())
         if member is not None and (resource is None or not finished(resource)):
             outcome = await self._delegate(owner, member, kept, DELETE)
-            if not outcome.known:
+            # One that died may have done it just before.
+            if not outcome.known and not await answered(kept.gone()):
                 raise Rejected.because(Reason.UPSTREAM_UNAVAILABLE)
-            if not outcome.ok and outcome.status != 404:
+            if outcome.known and not outcome.ok and outcome.status != 404:
                 await send_json(call.send, outcome.status, outcome.body, outcome.content_type)
                 return
         elif member is not None:
-            await self._post(new_intent(kept, member.incarnation, DELETE))
+            intent = new_intent(kept, member.incarnation, DELETE)
+            await answered(self._replica.board.post(intent, ttl=self._replica.settings.pending_ttl))
         await answered(self._replica.board.drop(kept.digests))
         await send_deleted(call.send, kept.id)  # and at this the tombstones are written, before it goes out
 
+    async def _existing(self, owner: Upstream, member: Member | None, kept: Kept) -> Resource:
+        """The response as it was kept last, wherever its object is."""
+        resource = await answered(kept.load())
+        if resource is None:
+            await require_kept(kept)
+            raise self._not_here(owner, member)
+        return resource
+
     async def _delegate(self, owner: Upstream, member: Member, kept: Kept, verb: str) -> Outcome:
         """What the owner's app answers; an outcome that is not known if the owner does not answer in time, or dies."""
-        intent = new_intent(kept, member.incarnation, verb)
-        woken = asyncio.Event()
-        self._waiting.setdefault(intent.subject, set()).add(woken)
-        try:
-            await self._post(intent)
-            until = time.monotonic() + self._replica.settings.replica_delegate_timeout
-            look = _FIRST_LOOK
-            while True:
-                sealed = await answered(self._replica.board.outcome(intent.id))
-                if sealed is not None:
-                    return open_outcome(self._replica.archive.sealer, intent, sealed)
-                if time.monotonic() >= until or self._replica.membership.dead(owner.fingerprint):
-                    return Outcome()
-                woken.clear()
-                try:
-                    await asyncio.wait_for(woken.wait(), look)
-                except TimeoutError:
-                    look = min(look * 1.5, _LAST_LOOK)
-        finally:
-            events = self._waiting[intent.subject]
-            events.discard(woken)
-            if not events:
-                del self._waiting[intent.subject]
-
-    async def _post(self, intent: Intent) -> None:
-        await answered(self._replica.board.post(intent, ttl=self._replica.settings.pending_ttl))
-
-    def _hinted(self, subject: bytes | None) -> None:
-        events = (
-            self._waiting.get(subject, ()) if subject is not None else (e for s in self._waiting.values() for e in s)
+        settings = self._replica.settings
+        asked = self._replica.asking.ask(
+            new_intent(kept, member.incarnation, verb),
+            ttl=settings.pending_ttl,
+            timeout=settings.replica_delegate_timeout,
+            hopeless=lambda: self._replica.membership.dead(owner.fingerprint),
         )
-        for event in events:
-            event.set()
+        return await answered(asked)
 
     # Sent to the owner
 

@@ -11,7 +11,8 @@ from typing import TypeVar
 
 from starlette.types import ASGIApp
 
-from homeport import Archive, Board, Reason, Rejected, Settings, StoreUnavailable
+from homeport import Archive, Board, Kept, Kind, Reason, Rejected, Settings, StoreUnavailable, missing_state
+from homeport_replica.asking import Asking
 from homeport_replica.hop import HopSigner
 from homeport_replica.inside import Inside
 from homeport_replica.journal import Journal
@@ -43,6 +44,7 @@ class Replica:
     membership: Membership
     inside: Inside
     warden: Warden
+    asking: Asking
     journal: Journal | None
     resumer: Resumer | None
     signer: HopSigner | None
@@ -87,13 +89,27 @@ class Replica:
         peers = (
             None if signer is None else Peers(connect_timeout=settings.upstream_connect_timeout, kept=signer.covered)
         )
-        return cls(settings, identity, board, archive, membership, inside, warden, journal, resumer, signer, peers, [])
+        return cls(
+            settings=settings,
+            identity=identity,
+            board=board,
+            archive=archive,
+            membership=membership,
+            inside=inside,
+            warden=warden,
+            asking=Asking(board, sealer),
+            journal=journal,
+            resumer=resumer,
+            signer=signer,
+            peers=peers,
+            _tasks=[],
+        )
 
     async def start(self) -> None:
         """Say that this replica lives, and do what others count on. A store that is down is waited for."""
         with contextlib.suppress(StoreUnavailable):
             await self.membership.beat()
-        works = [self.membership.run, self.warden.watch, self.warden.obey, self._purge]
+        works = [self.membership.live, self.membership.watch, self.warden.watch, self.warden.obey, self._purge]
         if self.journal is not None:
             works.append(self.journal.run)
         self._tasks.extend(asyncio.create_task(_for_ever(work)) for work in works)
@@ -121,6 +137,12 @@ class Replica:
             await asyncio.sleep(_PURGE_INTERVAL)
             with contextlib.suppress(StoreUnavailable):
                 await self.board.purge(limit=_PURGE_ROWS)
+
+
+async def require_kept(kept: Kept) -> None:
+    """Raises :class:`homeport.Rejected` for a response that has been deleted since it was looked up."""
+    if await answered(kept.gone()):
+        raise Rejected(missing_state(Kind.RESPONSE, kept.id, Reason.DELETED, in_path=True))
 
 
 async def answered(work: Awaitable[T]) -> T:

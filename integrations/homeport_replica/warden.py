@@ -12,7 +12,7 @@ import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ __all__ = ["Warden"]
 
 _logger = logging.getLogger("homeport.replica")
 
-_AT_ONCE = 8  # of the app's routes
+_AT_ONCE = 64  # responses that are looked at
 _REMEMBERED = 4096  # finished responses: somebody may still want to delete them
 _FORGOTTEN_AFTER = 3  # times that the app does not know a response, before it counts as lost
 _LISTINGS = 3  # tries
@@ -136,6 +136,19 @@ class Warden:
     def knows(self, kept: Kept) -> bool:
         """Whether it is a response of this process that has not ended."""
         return kept.digest in self._wards
+
+    async def refresh(self, kept: Kept) -> None:
+        """Keep what the app shows of it now. Raises ``StoreUnavailable`` and :class:`CallFailed`."""
+        ward = self._known(kept.digest)
+        if ward is not None:
+            await self._learn(ward, await self._inside(ward.place.scope("GET", kept.id)))
+
+    @contextlib.asynccontextmanager
+    async def alone(self, kept: Kept) -> AsyncIterator[None]:
+        """One cancel or delete of a response at a time, whoever asks for it."""
+        ward = self._known(kept.digest)
+        async with contextlib.nullcontext() if ward is None else ward.lock:
+            yield
 
     # Its tasks
 
@@ -307,8 +320,9 @@ class Warden:
 
     async def _cancel(self, ward: _Ward) -> Outcome:
         answer = await self._inside(ward.place.scope("POST", ward.kept.id, "/cancel"))
-        # What it shows is kept before anybody is told of it; an app that shows nothing is asked what became of it.
-        if answer.ok and not await self._learn(ward, answer):
+        # What it shows is kept before anybody is told of it. An app that shows nothing is asked what became of it, also
+        # one that refuses: for the response has ended, say, and then that has to be known before it is told.
+        if answer.status != 404 and not (answer.ok and await self._learn(ward, answer)):
             await self._learn(ward, await self._inside(ward.place.scope("GET", ward.kept.id)))
         return Outcome.of(answer)
 

@@ -101,6 +101,10 @@ class Kept:
             response, _ = self._of(resource)
             await self._commit([self._entries.given(self.id, given, response)], resource)
 
+    async def gone(self) -> bool:
+        """Whether the response has been deleted, or has expired, since it was looked up."""
+        return await self._record(self._key) is None
+
     async def delete(self) -> None:
         """Leave tombstones."""
         for kind in (Kind.RESPONSE, Kind.RESOURCE, Kind.INPUT):

@@ -154,11 +154,14 @@ class Ledger:
         forget = () if keeps or observed.id is None else self._pending.pop(observed.id, ())
         await self._commit(owner, entries, forget)
 
-    async def seen(self, observed: Observed, pin: Upstream | None, content: Content | None = None) -> None:
-        """Record, best effort, what an answer about owned state shows: a later status, other spellings, its items."""
+    async def seen(self, observed: Observed, pin: Upstream | None, content: Content | None = None) -> bool:
+        """Record, best effort, what an answer about owned state shows: a later status, other spellings, its items.
+
+        Whether it is recorded now, or was before.
+        """
         record = next((f for s, f in self.facts.items() if s.in_path and isinstance(f, Record)), None)
         if record is None:
-            return  # ids become aliases only where the request's own id was found for this tenant
+            return False  # ids become aliases only where the request's own id was found for this tenant
         at_pin = pin is not None and pin.is_home_of(record.fingerprint)
         owner = pin if pin is not None and at_pin else Upstream(record.upstream, record.fingerprint)
         in_conversation = self.operation in _IN_CONVERSATION or observed.conversation is not None
@@ -166,7 +169,7 @@ class Ledger:
         entries: list[Entry] = []
         if self.operation in _RESPONSES:
             if observed.id is None or observed.status == record.status:
-                return  # nothing that was not recorded when this status was
+                return True  # nothing that was not recorded when this status was
             entries += self._response(observed.id, observed, owner, content, pending=False)
             entries += self._entries.aliases(Kind.CONTAINER, observed.containers, owner, self._settings.ttl)
             entries += self._entries.aliases(Kind.ENCRYPTED, observed.encrypted, owner, self._settings.encrypted_ttl)
@@ -174,8 +177,11 @@ class Ledger:
         # those that are nobody else's.
         entries += self._entries.aliases(Kind.ITEM, observed.items, owner, ttl)
         fresh = [e for e in entries if e.kind in _OF_RESPONSES or not self._state.knows(e.key)]
-        with contextlib.suppress(Rejected):
+        try:
             await self._commit(owner, fresh, timeout=min(_BEST_EFFORT_TIMEOUT, self._settings.commit_timeout))
+        except Rejected:
+            return False
+        return True
 
     async def adopted(self, selector: Selector, owner: Upstream) -> Record | None:
         """Own state from before homeport, which the proxy can prove to be this tenant's; None if it is somebody else's.

@@ -302,8 +302,8 @@ class Responder:
                 return await self._witness.instead(event.observed, event.sequence_number)
         else:
             content = None if self._port.pin is None else self._content(event, self._port.pin)
-            await ledger.seen(event.observed, self._port.pin, content)
-            if content is not None and self._port.pin is not None:
+            seen = await ledger.seen(event.observed, self._port.pin, content)
+            if seen and content is not None and self._port.pin is not None:
                 self._bear_witness(event, self._port.pin)
         return None
 

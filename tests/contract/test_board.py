@@ -106,7 +106,7 @@ async def every_call(board: Board) -> list[object]:
         board.post(ask(), ttl=1),
         board.open_intents("owner"),
         board.conclude(ask(), b""),
-        board.outcome(b""),
+        board.outcomes([b""]),
         board.append(log("r", 0), ttl=1),
         board.extents([subject("r")]),
         board.chunks(subject("r"), number=0),

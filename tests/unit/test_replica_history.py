@@ -102,6 +102,17 @@ def unseen(history: History, chosen: Callable[[Asked], bool]) -> History:
     return msgspec.structs.replace(history, asked=[a for a in history.asked if not chosen(a)])
 
 
+def paused(*more: Asked, lines: list[Line] | None = None) -> History:
+    """``a`` stands still for two seconds."""
+    return msgspec.structs.replace(true_history(*more, lines=lines), paused={"a": (40.0, 42.0)})
+
+
+def late_cancel(done: float, at: float) -> History:
+    made = asked("create", "a", 36.0, "queued", of="r9")
+    lines = log("r9", "a", (36.05, "started"), (done, "completed"))
+    return paused(made, asked("cancel", "b", at, "cancelled", of="r9"), *last_looks("r9", "cancelled"), lines=lines)
+
+
 # What is planted, and the rule that it breaks; then those that are broken by it too.
 PLANTED = {
     "a living replica does not answer": (true_history(asked("get", "a", 15.0, None)), "answered"),
@@ -126,6 +137,14 @@ PLANTED = {
         "refusals",
     ),
     "the dead is waited for, for ever": (true_history(unavailable("delete", "b", KILL + 4.1, "r4")), "refusals"),
+    "a replica that stood still before is called silent": (
+        paused(unavailable("delete", "b", 40.1, "r1"), unavailable("delete", "b", 42.1, "r1")),
+        "refusals",
+    ),
+    "a replica that stands still later is called silent": (
+        paused(unavailable("delete", "b", 39.8, "r1"), unavailable("delete", "b", 40.1, "r1")),
+        "refusals",
+    ),
     "a store that works is called down": (
         true_history(unavailable("get", "b", 30.0, "r1", "state_store_unavailable")),
         "refusals",
@@ -200,6 +219,8 @@ PLANTED = {
                      *last_looks("r9", "cancelled"), lines=log("r9", "b", (10.05, "started"), (12.0, "completed"))),
         "cancelled",
     ),
+    "cancelled after it had completed, long before it stood still": (late_cancel(done=37.9, at=41.0), "cancelled"),
+    "cancelled when it did so no longer": (late_cancel(done=39.0, at=42.1), "cancelled"),
     "failed though its process lives": (
         true_history(asked("create", "b", 10.0, "queued", of="r9"), *last_looks("r9", "failed"),
                      lines=log("r9", "b", (10.05, "started"))),
@@ -261,6 +282,11 @@ def test_what_overlaps_may_have_happened_in_either_order() -> None:
 def test_some_refusals_of_the_store_may_be_allowed() -> None:
     history = true_history(unavailable("get", "b", 30.0, "r1", "state_store_unavailable"))
     assert check(history, msgspec.structs.replace(BOUNDS, refusals=1)) == []
+
+
+def test_a_replica_that_stands_still_is_silent_and_what_it_knows_alone_is_not_known() -> None:
+    assert check(paused(unavailable("delete", "b", 40.1, "r1")), BOUNDS) == []
+    assert check(late_cancel(done=39.0, at=41.0), BOUNDS) == []
 
 
 def test_a_create_without_an_answer_is_no_response() -> None:

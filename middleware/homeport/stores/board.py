@@ -94,8 +94,8 @@ class Board(Protocol):
     async def conclude(self, intent: Intent, outcome: bytes) -> None:
         """Give ``intent`` its outcome; the first one stands. Hints at its subject."""
 
-    async def outcome(self, intent_id: bytes) -> bytes | None:
-        """The outcome of an intent; None while it has none, or is not known."""
+    async def outcomes(self, intent_ids: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        """The outcomes of those of ``intent_ids`` that have one and are known; one query."""
 
     async def append(self, chunks: Sequence[Chunk], *, ttl: float) -> None:
         """Keep ``chunks`` for ``ttl`` seconds, all or nothing; one that is there already stays as it is.

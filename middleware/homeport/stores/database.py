@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from sqlalchemy import URL, Connection, insert, inspect, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from homeport.stores.base import StoreUnavailable
 from homeport.stores.dialects import dialect_of
@@ -27,6 +28,12 @@ class Database:
     def __init__(self, url: URL, *, pool_size: int, timeout: float) -> None:
         self.dialect = dialect_of(url)
         self._writer, self._reader = self.dialect.engines(url, pool_size=pool_size, timeout=timeout)
+        # The queue in which a pool lets callers wait is not fair: who is woken and finds that another one took the
+        # connection goes to the end of the line again, and under load waits for seconds.
+        self._to_write = asyncio.Semaphore(_size(self._writer))
+        shared = self._reader.pool is self._writer.pool
+        self._to_read = self._to_write if shared else asyncio.Semaphore(_size(self._reader))
+        self._timeout = timeout
         self._ready = False
         self._making = asyncio.Lock()
 
@@ -78,8 +85,14 @@ class Database:
     @asynccontextmanager
     async def _connection(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
         try:
-            async with engine.connect() as conn:
-                yield conn
+            turn = self._to_write if engine is self._writer else self._to_read
+            async with asyncio.timeout(self._timeout):
+                await turn.acquire()
+            try:
+                async with engine.connect() as conn:
+                    yield conn
+            finally:
+                turn.release()
         except (*DRIVER_ERRORS, sqlite3.Error) as exc:  # SQLite is driven without SQLAlchemy where it counts
             raise fault(exc) from None
 
@@ -129,3 +142,9 @@ async def _stored(conn: AsyncConnection) -> tuple[int | None, bool]:
         return None, False
     version: int | None = await conn.scalar(select(schema_version.c.version))
     return version, not absent
+
+
+def _size(engine: AsyncEngine) -> int:
+    pool = engine.pool
+    assert isinstance(pool, AsyncAdaptedQueuePool)
+    return pool.size()

@@ -77,10 +77,11 @@ class MemoryBoard:
             posted.intent = replace(posted.intent, outcome=outcome)
         self._hint(intent.subject)
 
-    async def outcome(self, intent_id: bytes) -> bytes | None:
-        """See :meth:`homeport.stores.board.Board.outcome`."""
-        posted = self._intents.get(intent_id)
-        return None if posted is None or posted.expires_at <= self._clock() else posted.intent.outcome
+    async def outcomes(self, intent_ids: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        """See :meth:`homeport.stores.board.Board.outcomes`."""
+        now = self._clock()
+        posted = {i: p for i in intent_ids if (p := self._intents.get(i)) is not None and p.expires_at > now}
+        return {i: p.intent.outcome for i, p in posted.items() if p.intent.outcome is not None}
 
     async def append(self, chunks: Sequence[Chunk], *, ttl: float) -> None:
         """See :meth:`homeport.stores.board.Board.append`."""

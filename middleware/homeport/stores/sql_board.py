@@ -94,10 +94,14 @@ class SQLBoard:
 
         await self._run(self._hinting(work, intent.subject))
 
-    async def outcome(self, intent_id: bytes) -> bytes | None:
-        """See :meth:`homeport.stores.board.Board.outcome`."""
-        rows = await self._rows(self._statements.outcome, intent_id=intent_id)
-        return rows[0][0] if rows else None
+    async def outcomes(self, intent_ids: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        """See :meth:`homeport.stores.board.Board.outcomes`."""
+        found: dict[bytes, bytes] = {}
+        for some in _parts(sorted(set(intent_ids)), self._dialect.max_binds):
+            wanted, parameters = self._dialect.wanted(some)
+            rows = await self._rows(self._statements.outcomes(wanted), **parameters)
+            found |= {row.id: row.outcome for row in rows}
+        return found
 
     async def append(self, chunks: Sequence[Chunk], *, ttl: float) -> None:
         """See :meth:`homeport.stores.board.Board.append`."""
@@ -176,6 +180,7 @@ class _Statements:
     def __init__(self, dialect: Dialect) -> None:
         self._now = moment(dialect, None)
         self.extents = cache(self._extents)  # of the few that the dialect makes
+        self.outcomes = cache(self._outcomes)
         until = dialect.now + bindparam("ttl", type_=Double())
         r, i, c = replica.c, intent.c, chunk.c
 
@@ -200,7 +205,6 @@ class _Statements:
             .order_by(i.created_at)
             .limit(bindparam("size"))
         )
-        self.outcome = select(i.outcome).where(i.id == bindparam("intent_id"), current)
         self.conclude = (
             update(intent).values(outcome=bindparam("given")).where(i.id == bindparam("intent_id"), i.outcome.is_(None))
         )
@@ -212,6 +216,11 @@ class _Statements:
             .order_by(c.number)
             .limit(bindparam("size"))
         )
+
+    def _outcomes(self, wanted: CTE) -> Select[Any]:
+        i = intent.c
+        known = i.outcome.is_not(None), i.expires_at > self._now
+        return select(i.id, i.outcome).join(wanted, wanted.c.digest == i.id).where(*known)
 
     def _extents(self, wanted: CTE) -> Select[Any]:
         """By two steps into the index for every subject, however many chunks it has."""

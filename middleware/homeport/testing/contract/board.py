@@ -53,6 +53,11 @@ def log(name: str, *numbers: int, tenant: Digests = MINE, closing: bool = False,
     ]
 
 
+async def came_of(board: Board, intent_id: bytes) -> bytes | None:
+    """The outcome of one intent."""
+    return (await board.outcomes([intent_id])).get(intent_id)
+
+
 async def kept(board: Board, name: str) -> list[int]:
     """The numbers of the chunks of ``name``."""
     return [chunk.number for chunk in await board.chunks(subject(name), number=0, limit=10_000)]
@@ -111,13 +116,13 @@ class _IntentRules:
         await board.post(intent, ttl=100)
         await second.post(Intent(intent.id, subject("other"), THEIRS.current, "owner", "delete"), ttl=100)
         assert list(await second.open_intents("owner")) == [intent]
-        assert await board.outcome(intent.id) is None
+        assert await came_of(board, intent.id) is None
         await second.conclude(intent, b"first")
         await board.conclude(intent, b"second")
         await board.post(intent, ttl=100)
         assert list(await board.open_intents("owner")) == []
-        assert await board.outcome(intent.id) == b"first"
-        assert await board.outcome(b"unknown".ljust(16)) is None
+        assert await came_of(board, intent.id) == b"first"
+        assert await came_of(board, b"unknown".ljust(16)) is None
 
     async def test_an_owner_is_told_of_its_own_the_oldest_first(self, harness: BoardHarness) -> None:
         """What is asked of ``owner``, the oldest first, at most ``limit``."""
@@ -139,7 +144,7 @@ class _IntentRules:
         await board.post(fresh, ttl=100)
         await harness.advance(11)
         assert list(await board.open_intents("owner")) == [fresh]
-        assert await board.outcome(done.id) is None
+        assert await came_of(board, done.id) is None
 
     async def test_intents_are_hinted_at_and_chunks_are_not(self, harness: BoardHarness) -> None:
         """Post and conclude hint at their subject at once, in the process that does it."""
@@ -233,7 +238,7 @@ class _UpkeepRules:
             await board.conclude(intent, b"done")
         await board.drop([subject("r"), subject("s"), subject("none")])
         assert (await board.extents([subject("r"), subject("s"), subject("other")])).keys() == {subject("other")}
-        assert (await board.outcome(mine.id), await board.outcome(other.id)) == (b"done", b"done")
+        assert (await came_of(board, mine.id), await came_of(board, other.id)) == (b"done", b"done")
 
     async def test_purge_of_the_board_is_bounded(self, harness: BoardHarness) -> None:
         """At most ``limit`` chunks and intents past their time, and members silent for a day."""
@@ -291,10 +296,10 @@ class _ConcurrencyRules:
             *(boards[n % 2].beat("s", name="a", incarnation="1", url=None) for n in range(8)),
         )
         assert [await kept(board, name) for board in boards for name in "rs"] == [list(range(30))] * 4
-        outcomes = {await board.outcome(intent.id) for board in boards}
+        outcomes = {await came_of(board, intent.id) for board in boards}
         assert len(outcomes) == 1
         await boards[1].conclude(intent, b"late")
-        assert {await board.outcome(intent.id) for board in boards} == outcomes != {None}
+        assert {await came_of(board, intent.id) for board in boards} == outcomes != {None}
 
     async def test_removing_and_appending_at_once(self, harness: BoardHarness) -> None:
         """Replicas that evict, drop, purge and erase the same rows finish, and leave what is new."""
