@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable
 
 from homeport import Board, Intent, Sealer, StoreUnavailable
@@ -25,6 +26,7 @@ class Asking:
         self._board = board
         self._sealer = sealer
         self._waiting: dict[bytes, tuple[Intent, asyncio.Future[Outcome]]] = {}
+        self._subjects: Counter[bytes] = Counter()
         self._woken = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
         board.on_hint(self._hinted)
@@ -39,6 +41,7 @@ class Asking:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Outcome] = loop.create_future()
         self._waiting[intent.id] = (intent, future)
+        self._subjects[intent.subject] += 1
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
         until = loop.time() + timeout
@@ -48,9 +51,12 @@ class Asking:
             return future.result() if future.done() else Outcome()
         finally:
             del self._waiting[intent.id]
+            self._subjects[intent.subject] -= 1
+            if not self._subjects[intent.subject]:
+                del self._subjects[intent.subject]
 
     def _hinted(self, subject: bytes | None) -> None:
-        if subject is None or any(intent.subject == subject for intent, _ in self._waiting.values()):
+        if subject is None or subject in self._subjects:
             self._woken.set()
 
     async def _look(self) -> None:

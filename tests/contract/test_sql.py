@@ -289,3 +289,23 @@ async def test_sqlite_is_durable_and_recovers_from_a_missing_folder(tmp_path: Pa
     with pytest.raises(Conflict):
         await harness.store.commit(write(response("r", b"second")))
     await harness.close()
+
+
+async def test_who_waits_for_a_connection_has_it_next(url: str) -> None:
+    """A pool's own queue lets those who come overtake those who were woken, who then wait for seconds under load."""
+    store = SQLStore(url, pool_size=2)
+    await store.open()
+    done: list[str] = []
+
+    async def reads(name: str, times: int) -> None:
+        for _ in range(times):
+            await store.board.members("scope")
+            done.append(name)
+
+    greedy = [asyncio.create_task(reads("greedy", 40)) for _ in range(8)]
+    await asyncio.sleep(0.05)
+    before = len(done)
+    await asyncio.gather(*(reads("patient", 1) for _ in range(4)))
+    assert len(done) - before < 40
+    await asyncio.gather(*greedy)
+    await store.close()
