@@ -7,8 +7,7 @@ from typing import Any
 
 from homeport import Adapter, Exchange, Operation, Witness
 from homeport_replica.replica import Replica
-from homeport_replica.serving import WITNESS
-from homeport_replica.visits import visit_of
+from homeport_replica.visits import WITNESS, visit_of
 from homeport_replica.witness import ReplicaWitness
 
 __all__ = ["ReplicaAdapter"]
@@ -27,16 +26,17 @@ class ReplicaAdapter(Adapter):
     def vouches(self, scope: Mapping[str, Any]) -> bool:
         return visit_of(scope).hop is not None
 
-    def witness(self, exchange: Exchange, scope: MutableMapping[str, Any]) -> Witness | None:
+    def witness(self, exchange: Exchange, scope: MutableMapping[str, Any], body: bytes) -> Witness | None:
         replica = self._replica()
         if replica.settings.mode == "observe":
             return None
         witness = ReplicaWitness(
             exchange,
             scope,
+            body=body,
             me=replica.identity.upstream,
             archive=replica.archive,
-            warden=replica.warden,
+            wards=replica.wards,
             journal=replica.journal,
         )
         scope["state"][WITNESS] = witness

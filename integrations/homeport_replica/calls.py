@@ -7,26 +7,32 @@ from dataclasses import dataclass
 from starlette.types import Receive, Scope, Send
 
 from homeport import Archive, Exchange, Kept, Kind, Operation
-from homeport_replica.visits import Visit, visit_of
+from homeport_replica.visits import VISIT, WITNESS, Visit, visit_of
+from homeport_replica.witness import ReplicaWitness
 
 __all__ = ["Call"]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """``kept`` is the response that the path names, None without one."""
+    """``kept`` is the response that the path names, None without one. The app gets ``scope`` as it is here."""
 
     exchange: Exchange
     scope: Scope
     receive: Receive
     send: Send
+    visit: Visit
+    witness: ReplicaWitness | None
     kept: Kept | None
 
     @classmethod
     def of(cls, exchange: Exchange, archive: Archive, scope: Scope, receive: Receive, send: Send) -> Call:
         named = next((s.id for s in exchange.selectors if s.in_path and s.kind is Kind.RESPONSE), None)
         kept = None if named is None or exchange.tenant is None else archive.of(exchange.tenant, named)
-        return cls(exchange, scope, receive, send, kept)
+        visit, state = visit_of(scope), dict(scope["state"])
+        witness: ReplicaWitness | None = state.pop(WITNESS, None)
+        state.pop(VISIT, None)
+        return cls(exchange, {**scope, "state": state}, receive, send, visit, witness, kept)
 
     @property
     def operation(self) -> Operation:
@@ -36,7 +42,3 @@ class Call:
     def query(self) -> bytes:
         query: bytes = self.scope.get("query_string", b"")
         return query
-
-    @property
-    def visit(self) -> Visit:
-        return visit_of(self.scope)

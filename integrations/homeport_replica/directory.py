@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
-from homeport import StaticDirectory, Upstream
+from homeport import RecallingDirectory, StaticDirectory, Upstream
 from homeport_replica.membership import PREFIX
 
 __all__ = ["ReplicaDirectory"]
 
 
-class ReplicaDirectory:
-    """Implements :class:`homeport.RecallingDirectory`.
+class ReplicaDirectory(RecallingDirectory):
+    """Other replicas are not listed: whoever is recorded as an owner is recalled, alive or not.
 
-    Other replicas are not listed: whoever is recorded as an owner is recalled, alive or not, and what can be said for
-    it is decided where its state would be asked for. Raises ``ValueError`` for an upstream that looks like a replica.
+    What can be said for it is decided where its state would be asked for. Raises ``ValueError`` for an upstream that
+    looks like a replica.
     """
 
     def __init__(self, me: Callable[[], Upstream], shared: Iterable[Upstream]) -> None:
@@ -27,8 +27,8 @@ class ReplicaDirectory:
         self._shared: Mapping[str, Upstream] = StaticDirectory(shared).upstreams() if shared else {}
 
     def upstreams(self) -> Mapping[str, Upstream]:
-        if self._known is None:
-            me = self._me()
+        me = self._me()
+        if self._known is None or self._known.get(me.name) is not me:
             if me.name in self._shared:
                 raise ValueError("an upstream has the name of this replica: choose another HOMEPORT_REPLICA_ID")
             self._known = MappingProxyType({me.name: me, **self._shared})

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from homeport import Resource
 
-__all__ = ["CANCELLED", "FAILED", "INTERRUPTED", "closing_event", "ended", "finished", "shown"]
+__all__ = ["CANCELLED", "FAILED", "INTERRUPTED", "closing_event", "ended", "shown"]
 
 CANCELLED = "cancelled"
 FAILED = "failed"
@@ -17,14 +17,8 @@ FAILED = "failed"
 INTERRUPTED = "The replica that was generating this response has stopped, and the rest of it is lost."
 """The message of an unfinished response whose owner is dead."""
 
-_TERMINAL = frozenset({"completed", "incomplete", FAILED, CANCELLED})
 # There is no event for a cancelled response: the stream ends as failed, with an object that says so (WIRE.md 2.1).
 _EVENTS = {"completed": "response.completed", "incomplete": "response.incomplete"}
-
-
-def finished(resource: Resource) -> bool:
-    """Whether the response has come to its end, as the API's statuses say. One without a status has."""
-    return resource.status is None or resource.status in _TERMINAL
 
 
 def ended(resource: Resource, response_id: str, status: str, message: str | None = None) -> Resource:

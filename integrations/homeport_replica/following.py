@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 from homeport import Board, Chunk, Extent, Kept, Resource, Sealer, StoreUnavailable, Unsealable
-from homeport_replica.endings import FAILED, INTERRUPTED, ended, finished
+from homeport_replica.endings import FAILED, INTERRUPTED, ended
 from homeport_replica.events import Piece, UnreadableChunk, seal_name
 
 __all__ = ["Following", "Log", "OffsetLost"]
@@ -96,7 +96,7 @@ class Log:
         """
         async with self._looking:
             now = asyncio.get_running_loop().time()
-            if self._looked is None or (self._resource is not None and finished(known)):
+            if self._looked is None or (self._resource is not None and known.over):
                 self._resource = self._resource if self._is_finished() else known
                 self._looked = self._looked or now
             if now - self._looked < _LOOK and not self._is_orphan():
@@ -106,7 +106,7 @@ class Log:
             self._look_failed = True
             try:
                 resource = await kept.load()
-                if resource is not None and not finished(resource) and self._dead(resource.fingerprint):
+                if resource is not None and not resource.over and self._dead(resource.fingerprint):
                     resource = await kept.update(ended(resource, kept.id, FAILED, INTERRUPTED))
                 self._resource, self._look_failed = resource, False
             finally:
@@ -114,16 +114,11 @@ class Log:
             return resource
 
     def _is_finished(self) -> bool:
-        return self._resource is not None and finished(self._resource)
+        return self._resource is not None and self._resource.over
 
     def _is_orphan(self) -> bool:
         resource = self._resource
-        return (
-            not self._look_failed
-            and resource is not None
-            and not finished(resource)
-            and self._dead(resource.fingerprint)
-        )
+        return not self._look_failed and resource is not None and not resource.over and self._dead(resource.fingerprint)
 
     def _known(self, number: int) -> Sequence[Piece]:
         pieces: list[Piece] = []

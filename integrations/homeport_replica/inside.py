@@ -112,15 +112,19 @@ class Inside:
         task = asyncio.get_running_loop().create_task(self._call(scope), context=contextvars.Context())
         try:
             async with asyncio.timeout(self._timeout):
-                return await task
+                await asyncio.wait({task})
         except TimeoutError:
             raise CallFailed("no answer in time") from None
+        finally:
+            task.cancel()
+        if task.cancelled():
+            raise CallFailed("cancelled by the app")
+        try:
+            return task.result()
         except CallFailed:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the app raises; its text may hold ids
             raise CallFailed(type(error).__name__) from None
-        finally:
-            task.cancel()
 
     async def _call(self, scope: Scope) -> Answer:
         scope["state"] = {**scope["state"], "homeport": self._exchange}

@@ -18,17 +18,21 @@ _MAX_BODY = 1 << 20
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The answer of the owner's app; ``status`` is 0 where the owner could not ask it, or knows no such response."""
+    """The answer of the owner's app; ``status`` is 0 where the owner could not ask it, or knows no such response.
+
+    ``lost``: the app does not know it any more, so nothing is generated.
+    """
 
     status: int = 0
     content_type: bytes = b""
     body: bytes = b""
+    lost: bool = False
 
     @classmethod
-    def of(cls, answer: Answer) -> Outcome:
+    def of(cls, answer: Answer, *, lost: bool = False) -> Outcome:
         kind = next((v for k, v in answer.headers if k.lower() == b"content-type"), b"")
         # What is longer can be read where it was kept.
-        return cls(answer.status, kind, answer.body if len(answer.body) <= _MAX_BODY else b"")
+        return cls(answer.status, kind, answer.body if len(answer.body) <= _MAX_BODY else b"", lost)
 
     @property
     def known(self) -> bool:

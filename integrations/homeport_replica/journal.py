@@ -14,6 +14,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from homeport import Board, Chunk, Sealer, StoreUnavailable
 from homeport_replica.events import Packed
@@ -66,6 +67,7 @@ class Journal:
         self._ttl = ttl
         self._interval = interval
         self._room = Room(_ROOM)
+        self._tracks: WeakValueDictionary[bytes, Track] = WeakValueDictionary()
         self._queued: deque[Track] = deque()
         self._batch: _Batch | None = None  # what is being written, and is again after a failure
         self._evictions: dict[bytes, int] = {}
@@ -78,7 +80,16 @@ class Journal:
 
     def open(self, subject: bytes, tenant: bytes) -> Track:
         """The log of the response with this digest, whose stream begins; once for each."""
-        return Track(self, self._room, subject, tenant, self._bounds)
+        track = self._tracks[subject] = Track(self, self._room, subject, tenant, self._bounds)
+        return track
+
+    async def forget(self, subject: bytes) -> None:
+        """Write nothing more of this response, which is deleted; on return nothing of it is being written."""
+        track = self._tracks.pop(subject, None)
+        if track is not None:
+            track.abandon()
+            async with self._flushing:
+                pass
 
     def on_flush(self, callback: Callable[[bytes], None]) -> None:
         """Call ``callback`` with each subject that something was written of. It must neither block nor raise."""

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import os
 import re
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -55,14 +56,25 @@ def scope_of(settings: Settings) -> str:
 class Membership:
     """Says that this replica is alive, and knows the others. ``beat`` and ``dead_after`` are in seconds."""
 
-    def __init__(self, board: Board, identity: Identity, scope: str, *, beat: float, dead_after: float) -> None:
+    def __init__(
+        self,
+        board: Board,
+        identity: Identity,
+        scope: str,
+        *,
+        beat: float,
+        dead_after: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._board = board
         self._identity = identity
         self._scope = scope
         self._beat = beat
         self._dead_after = dead_after
+        self._clock = clock
         self._members: Mapping[str, Member] = {}
         self._read_at: float | None = None
+        self._sees_since = math.inf  # without a failure in between
         self._reading = asyncio.Lock()
         self._warned = False
         self.registered = False
@@ -112,19 +124,26 @@ class Membership:
         return next((m for m in self._members.values() if m.name == name and self._lives(m)), None)
 
     def _lives(self, member: Member) -> bool:
-        # Not aged since it was read: where this replica cannot read, it cannot say that others are dead.
-        return not member.ended and member.age < self._dead_after
+        # Not aged since it was read: where this replica cannot read, it cannot say that others are dead. Nor can one
+        # that has not been able to read for long: after an outage of the store all have been silent.
+        unsure = self._clock() - self._sees_since < self._dead_after
+        return not member.ended and (unsure or member.age < self._dead_after)
 
     def _stale(self) -> bool:
-        return self._read_at is None or time.monotonic() - self._read_at > 2 * self._beat
+        return self._read_at is None or self._clock() - self._read_at > 2 * self._beat
 
     async def _read(self) -> None:
-        asked = time.monotonic()
+        asked = self._clock()
         async with self._reading:
-            if self._read_at is not None and self._read_at >= asked:
+            if self._read_at is not None and self._read_at > asked:
                 return  # for all who have been waiting
-            began = time.monotonic()
-            members = await self._board.members(self._scope)
+            began = self._clock()
+            try:
+                members = await self._board.members(self._scope)
+            except StoreUnavailable:
+                self._sees_since = math.inf
+                raise
+            self._sees_since = min(self._sees_since, self._clock())
             self._members = {m.incarnation: m for m in members}
             self._read_at = began
 
@@ -132,6 +151,6 @@ class Membership:
         me = self._identity
         twins = (m for m in self._members.values() if m.name == me.name and m.incarnation != me.incarnation)
         # A predecessor that was killed seems to live for a while; one that has just beaten does.
-        if not self._warned and any(self._lives(m) and m.age < self._beat for m in twins):
+        if not self._warned and any(not m.ended and m.age < self._beat for m in twins):
             self._warned = True
             _logger.warning("another replica beats under the same HOMEPORT_REPLICA_ID, or did until just now")

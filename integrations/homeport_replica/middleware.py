@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Iterable
@@ -28,7 +29,7 @@ from homeport_replica.directory import ReplicaDirectory
 from homeport_replica.hop import Hop, HopSigner, InvalidHop, hop_header
 from homeport_replica.replica import Replica
 from homeport_replica.serving import Serving
-from homeport_replica.visits import STATE, Visit, target_of
+from homeport_replica.visits import VISIT, Visit, target_of
 
 __all__ = ["ReplicaMiddleware"]
 
@@ -71,9 +72,11 @@ class ReplicaMiddleware:
         self._made: Replica | None = None
         self._starting = asyncio.Lock()
         self._started = False
+        self._serving = Serving(app, self._replica)
+        self._app_listens = False  # to the lifespan
         self._directory = ReplicaDirectory(lambda: self._replica().identity.upstream, upstreams)
         self.gate = ContinuationMiddleware(
-            Serving(app, self._replica),
+            self._below,
             settings=settings,
             store=store,
             upstreams=self._directory,
@@ -115,16 +118,18 @@ class ReplicaMiddleware:
             await self.gate(scope, receive, send)
         else:
             if not self._started:  # a server without lifespan
-                await self.open()
+                with contextlib.suppress(SecretMismatch):  # as which it is refused below
+                    await self.open()
             await self._http(scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            hop, receive = await self._verified(scope, receive)
+            observes = self._settings.mode == "observe"
+            hop, receive = (None, receive) if observes else await self._verified(scope, receive)
         except Rejected as rejected:
             await self._reject(rejected.rejection, scope, send)
             return
-        state = {**(scope.get("state") or {}), STATE: Visit.of(scope, hop)}
+        state = {**(scope.get("state") or {}), VISIT: Visit.of(scope, hop)}
         await self.gate({**scope, "state": state}, receive, send)
 
     async def _verified(self, scope: Scope, receive: Receive) -> tuple[Hop | None, Receive]:
@@ -163,7 +168,9 @@ class ReplicaMiddleware:
         async with self._starting:
             if self._started:
                 self._started = False
-                await self._replica().stop()
+                # What starts again is another replica: of this one has been said that it has ended.
+                replica, self._made = self._replica(), None
+                await replica.stop()
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         """This replica lives from before the app has started until after it has stopped."""
@@ -179,14 +186,33 @@ class ReplicaMiddleware:
             return
 
         async def replica_receive() -> Message:
-            return startup.pop() if startup else await receive()
+            message = startup.pop() if startup else await receive()
+            if message["type"] == "lifespan.shutdown" and not self._app_listens:
+                await self._stop()
+            return message
 
-        async def replica_send(message: Message) -> None:
+        await self.gate(scope, replica_receive, send)
+
+    async def _below(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What is below homeport's middleware, which closes the store as soon as the app has stopped."""
+        if scope["type"] != "lifespan":
+            await self._serving(scope, receive, send)
+            return
+
+        async def app_receive() -> Message:
+            self._app_listens = True
+            return await receive()
+
+        async def app_send(message: Message) -> None:
             if message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed", "lifespan.startup.failed"):
                 await self._stop()
             await send(message)
 
-        await self.gate(scope, replica_receive, replica_send)
+        try:
+            await self._serving(scope, app_receive, app_send)
+        finally:
+            if self._app_listens:
+                await self._stop()
 
 
 async def _read(receive: Receive, limit: int) -> bytes:

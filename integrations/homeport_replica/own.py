@@ -7,19 +7,19 @@ it, and what the app has forgotten is answered from the store.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 from msgspec.structs import replace
 from starlette.types import ASGIApp, Message, Send
 
-from homeport import Kept, Operation, Resource, observe_json
+from homeport import Kept, Operation, Reason, Rejected, Resource, observe_json
+from homeport_replica.admission import admitted, asked_for
 from homeport_replica.answering import send_deleted, send_json, send_resource
 from homeport_replica.calls import Call
-from homeport_replica.endings import CANCELLED, ended, finished
+from homeport_replica.endings import CANCELLED, ended
 from homeport_replica.inside import Answer, CallFailed, collect
 from homeport_replica.listing import page
 from homeport_replica.replica import Replica, answered, require_kept
-from homeport_replica.resuming import resume, wants_stream
+from homeport_replica.resuming import resume, starting_after, wants_stream
 from homeport_replica.witness import ReplicaWitness
 
 __all__ = ["Own"]
@@ -34,9 +34,9 @@ class Own:
         self._app = app
         self._replica = replica
 
-    async def __call__(self, call: Call, witness: ReplicaWitness | None) -> None:
+    async def __call__(self, call: Call) -> None:
         """Raises :class:`homeport.Rejected`."""
-        kept = call.kept
+        kept, witness = call.kept, call.witness
         match call.operation:
             case Operation.CREATE | Operation.COMPACT if witness is not None:
                 await self._create(call, witness)
@@ -55,12 +55,11 @@ class Own:
 
     async def _create(self, call: Call, witness: ReplicaWitness) -> None:
         await self._replica.require_registered()
-        heard = witness.listening(call.receive)
 
         async def lasting_receive() -> Message:
-            message = await heard()
+            message = await call.receive()
             if message["type"] == "http.disconnect" and witness.lasts:
-                await _never()
+                await asyncio.Event().wait()  # for ever: its client has left, but others may resume it
             return message
 
         async def lasting_send(message: Message) -> None:
@@ -75,6 +74,9 @@ class Own:
     async def _resume(self, call: Call, kept: Kept) -> None:
         resumer = self._replica.resumer
         if resumer is not None:
+            starting_after(call.query)  # what is malformed is told first
+            if not await admitted(self._replica, call, kept):
+                return
             resource = await answered(kept.load())
             if resource is not None and await resume(resumer, kept, resource, call):
                 return
@@ -94,38 +96,53 @@ class Own:
         await _pass(call.send, answer)
 
     async def _cancel(self, call: Call, kept: Kept) -> None:
-        async with self._replica.warden.alone(kept):
+        # The app and the store are asked by one at a time; the client reads its answer when it likes.
+        async with self._replica.wards.alone(kept):
             answer = await self._asked(call)
             if answer is None:
                 return
-            lost = answer.status == 404  # by the app: nothing is generated any more
-            if not answer.ok and not lost:
-                # It refuses, for the response has ended, say: then that has to be known before it is told.
-                with contextlib.suppress(CallFailed):
-                    await answered(self._replica.warden.refresh(kept))
-            resource = await self._standing(kept, answer)
-            if resource is not None and lost and not finished(resource):
-                resource = await answered(kept.update(ended(resource, kept.id, CANCELLED)))
-            told = resource is not None and resource.status == CANCELLED and not answer.ok
-            if resource is not None and (lost or told or (answer.ok and _stands(resource, answer))):
-                await send_resource(call.send, resource, kept.id)
-                return
-            if resource is None:
-                await require_kept(kept)
+            resource = await self._after_cancel(call, kept, answer)
+        if resource is not None:
+            await send_resource(call.send, resource, kept.id)
+        else:
             await _pass(call.send, answer)
 
+    async def _after_cancel(self, call: Call, kept: Kept, answer: Answer) -> Resource | None:
+        """The stored response, if that is what must be told; None for what the app has answered."""
+        lost = False
+        if not answer.ok:
+            # It refuses, for the response has ended, say: then that has to be known before it is told.
+            shown = await asked_for(self._replica, call, kept)
+            if not shown.ok and shown.status != 404:
+                return None  # it does not let this caller in
+            lost = shown.status == 404 and answer.status == 404  # nothing is generated any more
+            resource = await self._standing(kept, shown)
+        else:
+            resource = await self._standing(kept, answer)
+        if resource is None:
+            await require_kept(kept)
+        elif lost and not resource.over:
+            resource = await answered(kept.update(ended(resource, kept.id, CANCELLED)))
+        if resource is None:
+            return None
+        told = resource.status == CANCELLED and not answer.ok
+        return resource if lost or told or (answer.ok and _stands(resource, answer)) else None
+
     async def _delete(self, call: Call, kept: Kept) -> None:
-        async with self._replica.warden.alone(kept):
+        async with self._replica.wards.alone(kept):
             answer = await self._asked(call)
             if answer is None:
                 return
-            if answer.ok or answer.status == 404:
-                await answered(self._replica.board.drop(kept.digests))
-                self._replica.warden.forget(kept)
-            if answer.status == 404:
-                await send_deleted(call.send, kept.id)  # it is known here, or it would not have come so far
-            else:
-                await _pass(call.send, answer)
+            # An app without that route says so to everybody, and does not forget.
+            lost = answer.status == 404 and (await asked_for(self._replica, call, kept)).status == 404
+            if answer.ok or lost:
+                await answered(kept.delete())
+                await answered(self._replica.drop_events(kept))
+                self._replica.wards.forget(kept)
+        if lost:
+            await send_deleted(call.send, kept.id)  # it is known here, or it would not have come so far
+        else:
+            await _pass(call.send, answer)
 
     async def _standing(self, kept: Kept, answer: Answer) -> Resource | None:
         """What stands of the response, now that the app has said this: it is kept before anybody is told.
@@ -145,21 +162,25 @@ class Own:
         if answer.status in _NO_LIST:
             given = await answered(kept.load_input())
             if given is not None:
-                await send_json(call.send, 200, page(given.items, call.query))
+                if await admitted(self._replica, call, kept):
+                    await send_json(call.send, 200, page(given.items, call.query))
                 return
         await _pass(call.send, answer)
 
     async def _asked(self, call: Call) -> Answer | None:
         """The app's answer, held; None if it was passed on, as a stream is."""
         limit = self._replica.settings.max_response_bytes
-        return await collect(self._app, call.scope, call.receive, limit=limit, send=call.send)
+        try:
+            return await collect(self._app, call.scope, call.receive, limit=limit, send=call.send)
+        except CallFailed:
+            raise Rejected.because(Reason.UPSTREAM_FAILED) from None
 
 
 def _stands(resource: Resource, answer: Answer) -> bool:
     """Whether the stored object is the truth, and not what the app says."""
     if not answer.ok:
         return bool(resource.body)
-    if not finished(resource):
+    if not resource.over:
         return False
     observed = observe_json(answer.body)
     return observed is not None and observed.status != resource.status
@@ -168,7 +189,3 @@ def _stands(resource: Resource, answer: Answer) -> bool:
 async def _pass(send: Send, answer: Answer) -> None:
     for message in answer.messages():
         await send(message)
-
-
-async def _never() -> None:
-    await asyncio.Event().wait()

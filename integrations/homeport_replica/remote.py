@@ -12,10 +12,10 @@ import time
 from starlette.types import Receive, Scope, Send
 
 from homeport import Kept, Member, Operation, Reason, Rejected, Resource, Upstream, reject
+from homeport_replica.admission import admitted
 from homeport_replica.answering import send_deleted, send_end, send_json, send_resource
 from homeport_replica.calls import Call
-from homeport_replica.endings import CANCELLED, FAILED, INTERRUPTED, closing_event, ended, finished
-from homeport_replica.inside import CallFailed, Place
+from homeport_replica.endings import CANCELLED, FAILED, INTERRUPTED, closing_event, ended
 from homeport_replica.intents import CANCEL, DELETE, Outcome, new_intent
 from homeport_replica.listing import page
 from homeport_replica.replica import Replica, answered, require_kept
@@ -23,7 +23,7 @@ from homeport_replica.resuming import resume, starting_after, wants_stream
 
 __all__ = ["Remote"]
 
-_DEPTH = {Operation.RETRIEVE: 1, Operation.DELETE: 1, Operation.CANCEL: 2, Operation.INPUT_ITEMS: 2}
+_FROM_STORE = frozenset({Operation.RETRIEVE, Operation.DELETE, Operation.CANCEL, Operation.INPUT_ITEMS})
 _LOOK = 0.2  # seconds
 _LISTED_SOON = 1.0  # seconds in which an owner that has just begun lists the items of its input
 
@@ -39,10 +39,10 @@ class Remote:
     async def __call__(self, call: Call, owner: Upstream) -> None:
         """Raises :class:`homeport.Rejected`."""
         kept = call.kept
-        if kept is None or call.operation not in _DEPTH:
+        if kept is None or call.operation not in _FROM_STORE:
             await self._forward(call, owner)
             return
-        if not await self._admitted(call, kept):
+        if not await admitted(self._replica, call, kept):
             return
         member = await answered(self._replica.membership.find(owner.fingerprint))
         match call.operation:
@@ -57,27 +57,12 @@ class Remote:
             case _:
                 await self._delete(call, owner, member, kept)
 
-    async def _admitted(self, call: Call, kept: Kept) -> bool:
-        """Whether the app lets the caller in. If not, its own answer has been sent."""
-        if self._replica.settings.tenant_mode != "credential":
-            return True  # who comes so far is known by trusted headers, or is the only tenant
-        place = Place(call.scope, _DEPTH[call.operation])
-        try:
-            answer = await self._replica.inside(place.scope("GET", kept.id))
-        except CallFailed:
-            raise Rejected.because(Reason.UPSTREAM_FAILED) from None
-        if answer.ok or answer.status == 404:
-            return True
-        for message in answer.messages():
-            await call.send(message)
-        return False
-
     # From the store
 
     async def _load(self, owner: Upstream, member: Member | None, kept: Kept) -> Resource:
         """The response as it is; one whose owner died before its end has failed."""
         resource = await answered(kept.load())
-        if resource is not None and member is None and not finished(resource):
+        if resource is not None and member is None and not resource.over:
             resource = await answered(kept.update(ended(resource, kept.id, FAILED, INTERRUPTED)))
         if resource is None:
             await require_kept(kept)
@@ -119,15 +104,14 @@ class Remote:
         if resource.status != CANCELLED and member is not None:
             outcome = await self._delegate(owner, member, kept, CANCEL)
             resource = await self._existing(owner, member, kept)
-            lost = outcome.status == 404  # by the app: nothing is generated any more
-            if outcome.known and not lost and (outcome.ok or resource.status != CANCELLED):
+            if outcome.known and not outcome.lost and (outcome.ok or resource.status != CANCELLED):
                 await _send_outcome(call.send, outcome, resource, kept)
                 return
             dead = self._replica.membership.dead(owner.fingerprint)
-            if not (lost or dead or resource.background or finished(resource)):
+            if not (outcome.lost or dead or resource.background or resource.over):
                 # Nobody can say whether the app would cancel it, so nobody may say that it is cancelled.
                 raise Rejected.because(Reason.UPSTREAM_UNAVAILABLE)
-        if not finished(resource):
+        if not resource.over:
             # Its owner is dead, or will find the intent when it wakes: what it still makes does not count.
             await answered(kept.update(ended(resource, kept.id, CANCELLED)))
             resource = await self._existing(owner, member, kept)
@@ -135,18 +119,18 @@ class Remote:
 
     async def _delete(self, call: Call, owner: Upstream, member: Member | None, kept: Kept) -> None:
         resource = await answered(kept.load())
-        if member is not None and (resource is None or not finished(resource)):
+        if member is not None and (resource is None or not resource.over):
             outcome = await self._delegate(owner, member, kept, DELETE)
             # One that died may have done it just before.
             if not outcome.known and not await answered(kept.gone()):
                 raise Rejected.because(Reason.UPSTREAM_UNAVAILABLE)
-            if outcome.known and not outcome.ok and outcome.status != 404:
+            if outcome.known and not outcome.ok and not outcome.lost:
                 await send_json(call.send, outcome.status, outcome.body, outcome.content_type)
                 return
         elif member is not None:
             intent = new_intent(kept, member.incarnation, DELETE)
             await answered(self._replica.board.post(intent, ttl=self._replica.settings.pending_ttl))
-        await answered(self._replica.board.drop(kept.digests))
+        await answered(self._replica.drop_events(kept))
         await send_deleted(call.send, kept.id)  # and at this the tombstones are written, before it goes out
 
     async def _existing(self, owner: Upstream, member: Member | None, kept: Kept) -> Resource:
@@ -208,7 +192,7 @@ class Remote:
 
 async def _send_outcome(send: Send, outcome: Outcome, resource: Resource, kept: Kept) -> None:
     """The owner's app's answer; what it shows of the response must not be older than what was kept since."""
-    if outcome.ok and (finished(resource) or not outcome.body):
+    if outcome.ok and (resource.over or not outcome.body):
         await send_resource(send, resource, kept.id)
     else:
         await send_json(send, outcome.status, outcome.body, outcome.content_type or b"application/json")

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from starlette.types import ASGIApp
@@ -17,9 +18,11 @@ from homeport_replica.hop import HopSigner
 from homeport_replica.inside import Inside
 from homeport_replica.journal import Journal
 from homeport_replica.membership import Identity, Membership, scope_of
+from homeport_replica.obeying import Obeying
 from homeport_replica.peers import Peers
 from homeport_replica.resume import Resumer
-from homeport_replica.warden import Warden
+from homeport_replica.wards import Wards
+from homeport_replica.watching import Watching
 
 __all__ = ["Replica"]
 
@@ -43,7 +46,9 @@ class Replica:
     archive: Archive
     membership: Membership
     inside: Inside
-    warden: Warden
+    wards: Wards
+    watching: Watching
+    obeying: Obeying
     asking: Asking
     journal: Journal | None
     resumer: Resumer | None
@@ -64,15 +69,6 @@ class Replica:
             dead_after=settings.replica_dead_after,
         )
         inside = Inside(app, identity.upstream, timeout=_INSIDE_TIMEOUT, limit=settings.max_response_bytes)
-        warden = Warden(
-            board,
-            inside,
-            identity,
-            sealer,
-            watch=settings.replica_watch,
-            poll=settings.replica_poll,
-            patience=settings.ttl,
-        )
         journal = resumer = None
         if settings.stream_log:
             journal = Journal(
@@ -84,6 +80,18 @@ class Replica:
             )
             resumer = Resumer(board, sealer, dead=membership.dead)
             journal.on_flush(resumer.wake)
+        wards = Wards()
+        watching = Watching(wards, inside, identity.upstream, interval=settings.replica_watch, patience=settings.ttl)
+        obeying = Obeying(
+            board,
+            wards,
+            watching,
+            inside,
+            sealer,
+            incarnation=identity.incarnation,
+            drop_events=partial(_drop_events, board, journal),
+            poll=settings.replica_poll,
+        )
         signer = HopSigner(settings.secret_bytes, settings.tenant_headers) if settings.secrets else None
         # Connections to others are made whether or not others can reach this one.
         peers = (
@@ -96,7 +104,9 @@ class Replica:
             archive=archive,
             membership=membership,
             inside=inside,
-            warden=warden,
+            wards=wards,
+            watching=watching,
+            obeying=obeying,
             asking=Asking(board, sealer),
             journal=journal,
             resumer=resumer,
@@ -109,7 +119,7 @@ class Replica:
         """Say that this replica lives, and do what others count on. A store that is down is waited for."""
         with contextlib.suppress(StoreUnavailable):
             await self.membership.beat()
-        works = [self.membership.live, self.membership.watch, self.warden.watch, self.warden.obey, self._purge]
+        works = [self.membership.live, self.membership.watch, self.watching.run, self.obeying.run, self._purge]
         if self.journal is not None:
             works.append(self.journal.run)
         self._tasks.extend(asyncio.create_task(_for_ever(work)) for work in works)
@@ -132,6 +142,10 @@ class Replica:
         if not self.membership.registered:
             await answered(self.membership.beat())
 
+    async def drop_events(self, kept: Kept) -> None:
+        """Forget the events of a response that is being deleted. Raises :class:`homeport.StoreUnavailable`."""
+        await _drop_events(self.board, self.journal, kept)
+
     async def _purge(self) -> None:
         while True:
             await asyncio.sleep(_PURGE_INTERVAL)
@@ -151,6 +165,12 @@ async def answered(work: Awaitable[T]) -> T:
         return await work
     except StoreUnavailable:
         raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
+
+
+async def _drop_events(board: Board, journal: Journal | None, kept: Kept) -> None:
+    if journal is not None:
+        await journal.forget(kept.digest)
+    await board.drop(kept.digests)
 
 
 async def _for_ever(work: Callable[[], Awaitable[None]]) -> None:

@@ -25,7 +25,7 @@ from homeport import (
     missing_state,
     reject,
 )
-from homeport_replica.endings import CANCELLED, closing_event, finished
+from homeport_replica.endings import CANCELLED, closing_event
 from homeport_replica.events import MAX_NUMBER, Piece
 from homeport_replica.following import Following, Log, OffsetLost
 
@@ -104,7 +104,7 @@ class Resumer:
         self, log: Log, bell: asyncio.Event, gone: asyncio.Task[None], resource: Resource
     ) -> Extent | None:
         """What is kept, waited for if it may be about to come."""
-        wait = _FIRST_WAIT if finished(resource) else _BEGUN_WAIT
+        wait = _FIRST_WAIT if resource.over else _BEGUN_WAIT
         until = asyncio.get_running_loop().time() + wait
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
@@ -209,7 +209,7 @@ class _Reader:
         resource = await self._log.standing(self._kept, self._resource)
         if resource is None:
             return self._error(missing_state(Kind.RESPONSE, self._kept.id, Reason.MISSING, in_path=True))
-        if not finished(resource):
+        if not resource.over:
             return ()
         if not self._closed:
             if not self._is_late(resource) and not self._dead(resource.fingerprint):

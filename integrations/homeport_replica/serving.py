@@ -13,9 +13,7 @@ from homeport_replica.own import Own
 from homeport_replica.remote import Remote
 from homeport_replica.replica import Replica
 
-__all__ = ["WITNESS", "Serving"]
-
-WITNESS = "homeport_witness"
+__all__ = ["Serving"]
 
 
 class Serving:
@@ -24,27 +22,22 @@ class Serving:
     def __init__(self, app: ASGIApp, replica: Callable[[], Replica]) -> None:
         self._app = app
         self._replica = replica
-        self._parts: tuple[Own, Remote] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        state = scope.get("state") or {}
-        exchange: Exchange | None = state.get("homeport")
+        exchange: Exchange | None = (scope.get("state") or {}).get("homeport")
         if scope["type"] != "http" or exchange is None:
             await self._app(scope, receive, send)
             return
         replica = self._replica()
-        if self._parts is None:
-            self._parts = Own(self._app, replica), Remote(replica)
-        own, remote = self._parts
         me, pin = replica.identity.upstream, exchange.pin
         call = Call.of(exchange, replica.archive, scope, receive, send)
         if replica.settings.mode == "observe":  # nothing is answered in the app's place
             exchange.served_by(me)
-            await self._app(scope, receive, send)
+            await self._app(call.scope, receive, send)
         elif pin is None or pin.fingerprint == me.fingerprint:
             exchange.served_by(me)  # the app may say that it was another one
-            await own(call, state.get(WITNESS))
+            await Own(self._app, replica)(call)
         elif pin.fingerprint.startswith(PREFIX):
-            await remote(call, pin)
+            await Remote(replica)(call, pin)
         else:
-            await self._app(scope, receive, send)  # it knows how to reach what is shared, and says that it did
+            await self._app(call.scope, receive, send)  # it knows how to reach what is shared, and says that it did

@@ -57,6 +57,7 @@ class Track:
     """The log of one streamed response; made by :meth:`Journal.open`, for one event loop."""
 
     __slots__ = (
+        "__weakref__",
         "_closed",
         "_ended",
         "_gap",
@@ -113,6 +114,11 @@ class Track:
         if not self._closed:
             self._closed = True
             self._queue()
+
+    def abandon(self) -> None:
+        """Nothing more is taken, nor written of what waits."""
+        self._closed = self._ended = True
+        self.give_up()
 
     def give_up(self, count: int | None = None) -> None:
         """Forget the oldest ``count`` of what waits, None for all of it."""

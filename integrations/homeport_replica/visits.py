@@ -9,9 +9,10 @@ from urllib.parse import quote
 
 from homeport_replica.hop import HOP_HEADER, Hop
 
-__all__ = ["STATE", "Visit", "visit_of"]
+__all__ = ["VISIT", "WITNESS", "Visit", "target_of", "visit_of"]
 
-STATE = "homeport_visit"
+VISIT, WITNESS = "homeport_visit", "homeport_witness"
+"""Where both are in the state of a scope, until the app is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,5 +50,5 @@ def target_of(scope: Mapping[str, Any]) -> bytes:
 
 def visit_of(scope: Mapping[str, Any]) -> Visit:
     """What is known of the request with this scope."""
-    found = (scope.get("state") or {}).get(STATE)
+    found = (scope.get("state") or {}).get(VISIT)
     return found if isinstance(found, Visit) else Visit.of(scope)

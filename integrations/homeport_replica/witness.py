@@ -6,19 +6,18 @@ from collections.abc import MutableMapping
 from typing import Any
 
 import msgspec
-from starlette.types import Message, Receive
 
 from homeport import Archive, Event, Exchange, Framer, Kept, Observed, Operation, StoreUnavailable, Upstream
-from homeport_replica.endings import closing_event, finished
+from homeport_replica.endings import closing_event
 from homeport_replica.inside import Place
 from homeport_replica.journal import Journal, Track
 from homeport_replica.listing import given_items
-from homeport_replica.warden import Warden
+from homeport_replica.wards import Wards
 
 __all__ = ["ReplicaWitness"]
 
-# How many segments of the path are below the collection.
-_DEPTH = {Operation.CREATE: 0, Operation.COMPACT: 1, Operation.RETRIEVE: 1, Operation.DELETE: 1, Operation.CANCEL: 2}
+_CREATES = {Operation.CREATE: 0, Operation.COMPACT: 1}
+"""And how many segments of their paths are below the collection."""
 
 
 class _Asked(msgspec.Struct):
@@ -37,21 +36,24 @@ class ReplicaWitness:
         exchange: Exchange,
         scope: MutableMapping[str, Any],
         *,
+        body: bytes,
         me: Upstream,
         archive: Archive,
-        warden: Warden,
+        wards: Wards,
         journal: Journal | None,
     ) -> None:
         self._exchange = exchange
         self._me = me
         self._archive = archive
-        self._warden = warden
+        self._wards = wards
         self._journal = journal
-        self.place = Place(scope, _DEPTH.get(exchange.operation, 0))
-        self._body = b""
+        depth = _CREATES.get(exchange.operation)
+        self._place = None if depth is None else Place(scope, depth)
+        self._body = body
         self._given: bytes | None = None
-        self._background = False
-        self._streamed = False
+        asked = _asked_for(body)
+        self._background = asked.background is True
+        self._streamed = asked.stream is True
         self._kept: dict[str, Kept] = {}
         self._tracks: dict[str, Track] = {}
         self._track: Track | None = None
@@ -60,17 +62,6 @@ class ReplicaWitness:
     def lasts(self) -> bool:
         """Whether the stream goes on to be kept when its client has left: it is the log of a background response."""
         return self._journal is not None and self._background and self._streamed
-
-    def listening(self, receive: Receive) -> Receive:
-        """``receive`` of the app's, from which is learnt what is asked for."""
-
-        async def heard() -> Message:
-            message = await receive()
-            if message["type"] == "http.request" and message.get("body"):
-                self._read(message["body"])
-            return message
-
-        return heard
 
     def keeps(self, owner: Upstream) -> bool:
         return owner.fingerprint == self._me.fingerprint
@@ -87,12 +78,12 @@ class ReplicaWitness:
         kept = self._kept.get(observed.id)
         if kept is None:
             kept = self._kept[observed.id] = self._archive.of(tenant, observed.id)
-        if self._creates:
+        if self._place is not None:
             background = self._background or observed.background
-            self._warden.take(kept, self.place, observed, background=background, streamed=self._streamed)
+            self._wards.take(kept, self._place, observed, background=background, streamed=self._streamed)
             self._begin_track(observed.id, kept)
         if over:
-            self._warden.finish(kept)
+            self._wards.finish(kept)
 
     async def instead(self, observed: Observed, sequence_number: int) -> bytes | None:
         kept = self._kept.get(observed.id or "")
@@ -102,7 +93,7 @@ class ReplicaWitness:
             stands = await kept.load()
         except StoreUnavailable:
             return None  # what has just been recorded is as true as can be told
-        if stands is None or not finished(stands) or stands.status == observed.status:
+        if stands is None or not stands.over or stands.status == observed.status:
             return None
         event = closing_event(stands, kept.id, sequence_number)
         if self._track is not None:
@@ -110,6 +101,15 @@ class ReplicaWitness:
             assert isinstance(logged, Event)
             self._track.add(logged)
         return event
+
+    def dropped(self, response_id: str) -> None:
+        kept = self._kept.pop(response_id, None)
+        if kept is not None:
+            self._wards.forget(kept)
+            self._track = None
+            track = self._tracks.pop(response_id, None)
+            if track is not None:
+                track.abandon()
 
     def passed(self, event: Event) -> None:
         if self._track is not None:
@@ -119,13 +119,9 @@ class ReplicaWitness:
         for track in self._tracks.values():
             track.close()
         self._track = None
-        if self._creates:
+        if self._place is not None:
             for kept in self._kept.values():
-                self._warden.leave(kept)
-
-    @property
-    def _creates(self) -> bool:
-        return self._exchange.operation in (Operation.CREATE, Operation.COMPACT)
+                self._wards.leave(kept)
 
     def _begin_track(self, response_id: str, kept: Kept) -> None:
         if self._journal is None or not self._streamed:
@@ -135,11 +131,9 @@ class ReplicaWitness:
             track = self._tracks[response_id] = self._journal.open(kept.digest, kept.tenant)
         self._track = track
 
-    def _read(self, body: bytes) -> None:
-        self._body = body
-        try:
-            asked = _asked.decode(body)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            return  # a coded body: what the answer says of itself will do
-        self._background = asked.background is True
-        self._streamed = asked.stream is True
+
+def _asked_for(body: bytes) -> _Asked:
+    try:
+        return _asked.decode(body)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return _Asked()

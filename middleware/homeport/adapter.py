@@ -57,10 +57,11 @@ class Adapter:
         """
         return False
 
-    def witness(self, exchange: Exchange, scope: MutableMapping[str, Any]) -> Witness | None:
+    def witness(self, exchange: Exchange, scope: MutableMapping[str, Any], body: bytes) -> Witness | None:
         """What keeps more of the responses of ``exchange`` than who owns them, if anything does.
 
-        ``scope`` is the one that the app is about to get.
+        ``scope`` is the one that the app is about to get, ``body`` what was inspected, without its codings; empty for
+        an operation whose body is not.
         """
         return None
 

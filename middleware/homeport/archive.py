@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 
+from msgspec.structs import replace
+
 from homeport.adapter import Adapter
 from homeport.entries import EntryMaker
 from homeport.facts import Observed
@@ -91,15 +93,17 @@ class Kept:
             raise StoreUnavailable(str(exc)) from None
 
     async def update(self, resource: Resource) -> Resource | None:
-        """Keep a later state of it, and say what stands: an end is never undone, nor what was deleted brought back."""
+        """Keep a later state of it, and say what stands: an end is never undone, nor what is gone brought back."""
         await self._commit([*self._of(resource)], resource)
         return await self.load()
 
     async def keep_input(self, given: Given, resource: Resource) -> None:
-        """Keep its input, as the app itself lists it; ``resource`` says who owns it, and how far it is."""
+        """Keep its input, as the app itself lists it; ``resource`` says who owns it."""
         if len(given.items) <= self._settings.max_resource_bytes:
             response, _ = self._of(resource)
-            await self._commit([self._entries.given(self.id, given, response)], resource)
+            # It lives as long as it did: that is for those to say who know how the response fares.
+            entry = replace(self._entries.given(self.id, given, response), ttl=0.0)
+            await self._commit([entry], resource)
 
     async def gone(self) -> bool:
         """Whether the response has been deleted, or has expired, since it was looked up."""
@@ -124,7 +128,8 @@ class Kept:
     async def _commit(self, entries: list[Entry], resource: Resource) -> None:
         timeout = self._settings.commit_timeout
         deadline = asyncio.get_running_loop().time() + timeout
-        write = Write(os.urandom(16), os.urandom(16), self._entries.tenant_digests, tuple(entries), deadline=deadline)
+        known = tuple(replace(entry, only_known=True, claim=None) for entry in entries)
+        write = Write(os.urandom(16), os.urandom(16), self._entries.tenant_digests, known, deadline=deadline)
         try:
             await self._state.commit(write, Record(resource.upstream, resource.fingerprint), timeout=timeout)
         except (Conflict, StaleRevision, CapacityExceeded) as exc:

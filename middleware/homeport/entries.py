@@ -90,9 +90,10 @@ class EntryMaker:
         if len(resource.body) > self._settings.max_resource_bytes:
             resource = replace(resource, body=b"")
         key = self.key(Kind.RESOURCE, opaque_id)
-        return self._beside(
-            response, key, Kind.RESOURCE, encode_resource(resource, key, self._sealer), response.progress
-        )
+        progress = response.progress
+        if progress is Progress.TERMINAL and not resource.over:
+            progress = Progress.IN_PROGRESS
+        return self._beside(response, key, Kind.RESOURCE, encode_resource(resource, key, self._sealer), progress)
 
     def given(self, opaque_id: str, given: Given, response: Entry) -> Entry:
         """Its input; as the app itself lists it, it stands against what the request had."""

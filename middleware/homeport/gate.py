@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from starlette.types import ASGIApp, Message, Scope
 
@@ -27,9 +28,11 @@ from homeport.settings import Settings
 from homeport.state import State
 from homeport.stores.base import CapacityExceeded, SecretMismatch, StoreUnavailable
 from homeport.tenants import TenantPolicy
-from homeport.upstreams import RecallingDirectory, Upstream, UpstreamDirectory
+from homeport.upstreams import Upstream, UpstreamDirectory
 
 __all__ = ["Gate"]
+
+Recall: TypeAlias = Callable[[str, str], Upstream | None]
 
 _FIRST_PAUSE = 0.02  # seconds, doubled each time
 
@@ -46,6 +49,8 @@ class Gate:
     misses: MissPolicy
     adapter: Adapter
     archive: Archive
+    recall: Recall | None
+    """What knows upstreams that the directory does not list, by name and fingerprint."""
     stripped: frozenset[bytes]
     """Request headers that the app must not see, dashed and in lower case."""
 
@@ -149,12 +154,11 @@ class Gate:
 
     def _with_recalled(self, upstreams: Mapping[str, Upstream], facts: Iterable[Fact]) -> Mapping[str, Upstream]:
         """``upstreams`` and those that are not listed any more, or not yet, but own what is referred to."""
-        directory = self.directory
-        if not isinstance(directory, RecallingDirectory):
+        if self.recall is None:
             return upstreams
         owners = {f.fingerprint: f.upstream for f in facts if isinstance(f, Record)}
         gone = {f: n for f, n in owners.items() if not any(u.is_home_of(f) for u in upstreams.values())}
-        recalled = {f: u for f, n in gone.items() if (u := directory.recall(n, f)) is not None}
+        recalled = {f: u for f, n in gone.items() if (u := self.recall(n, f)) is not None}
         return {**upstreams, **recalled} if recalled else upstreams
 
 

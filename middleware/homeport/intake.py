@@ -85,6 +85,8 @@ class Intake:
         self._codings: tuple[str, ...] | None = None  # once the header is judged
         self._read: list[Message] = []
         self._app_headers = self.headers
+        self.decoded = b""
+        """What was inspected, without its codings."""
 
     @property
     def _description(self) -> _Description:
@@ -168,6 +170,7 @@ class Intake:
         if looks_coded(decoded):
             raise Rejected(reject(Reason.INVALID_JSON, message=_UNDECLARED))
         found = inspect_body(operation, decoded, max_selectors=self._settings.max_selectors)
+        self.decoded = decoded
         if self._settings.decompress_for_app and decoded is not body:
             kept = ((k, v) for k, v in self.headers if k.lower() not in _OF_CODED)
             self._app_headers = (*kept, (b"content-length", b"%d" % len(decoded)))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 from homeport import telemetry
 from homeport.decisions import Fact
@@ -21,7 +22,9 @@ from homeport.state import State
 from homeport.stores.base import CapacityExceeded, StoreUnavailable
 from homeport.upstreams import Upstream
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "Then"]
+
+Then: TypeAlias = Callable[[], None]
 
 _RESOURCES = {
     Operation.CONVERSATION_CREATE: Kind.CONVERSATION,
@@ -59,6 +62,7 @@ class Ledger:
         self._settings = settings
         self._exchange = os.urandom(16)
         self._pending: dict[str, tuple[StateKey, ...]] = {}
+        self._beside: dict[str, tuple[StateKey, ...]] = {}
         self.facts: Mapping[Selector, Fact] = {}
 
     @property
@@ -98,15 +102,21 @@ class Ledger:
             return observed.store
         return self.request.store is not False
 
-    async def pending(self, observed: Observed, owner: Upstream, content: Content | None = None) -> None:
-        """Own a response whose end has not been seen, so that any replica can poll or cancel it at once."""
+    async def pending(
+        self, observed: Observed, owner: Upstream, content: Content | None = None, then: Then | None = None
+    ) -> None:
+        """Own a response whose end has not been seen, so that any replica can poll or cancel it at once.
+
+        ``content`` is kept beside it; ``then`` is called when that is durable, whatever has become of the caller.
+        """
         if observed.id is None or observed.id in self._pending or not self.keeps(observed):
             return
         entries = self._response(observed.id, observed, owner, content, pending=True)
-        await self._commit(owner, entries)
+        await self._commit(owner, entries, then=then)
         response, *beside = entries
         claim = () if response.claim is None else (response.claim.key,)
-        self._pending[observed.id] = (response.key, *claim, *(e.key for e in beside))
+        self._pending[observed.id] = (response.key, *claim)
+        self._beside[observed.id] = tuple(e.key for e in beside)
 
     async def unstored(self, response_id: str, owner: Upstream) -> bool:
         """Claim the id of a response that is not stored, where it can be continued all the same: on its own WebSocket.
@@ -128,7 +138,9 @@ class Ledger:
             return False
         return True
 
-    async def final(self, observed: Observed, owner: Upstream, content: Content | None = None) -> None:
+    async def final(
+        self, observed: Observed, owner: Upstream, content: Content | None = None, then: Then | None = None
+    ) -> None:
         """Own everything that a finished, or queued, response leaves behind; or a conversation, or a container."""
         if self.operation in _RESOURCES:
             kind = _RESOURCES[self.operation]
@@ -152,16 +164,20 @@ class Ledger:
             entries += self._entries.aliases(Kind.CONTAINER, observed.containers, owner, self._settings.ttl)
         entries += self._entries.aliases(Kind.ENCRYPTED, observed.encrypted, owner, self._settings.encrypted_ttl)
         forget = () if keeps or observed.id is None else self._pending.pop(observed.id, ())
-        await self._commit(owner, entries, forget)
+        await self._commit(owner, entries, forget, then=then)
+        if not keeps and observed.id is not None:
+            # Not in that transaction: what is kept beside a response may have been written anew since by who keeps it.
+            for key in self._beside.pop(observed.id, ()):
+                with contextlib.suppress(StoreUnavailable):
+                    await self._state.delete(key)
 
-    async def seen(self, observed: Observed, pin: Upstream | None, content: Content | None = None) -> bool:
-        """Record, best effort, what an answer about owned state shows: a later status, other spellings, its items.
-
-        Whether it is recorded now, or was before.
-        """
+    async def seen(
+        self, observed: Observed, pin: Upstream | None, content: Content | None = None, then: Then | None = None
+    ) -> None:
+        """Record, best effort, what an answer about owned state shows: a later status, other spellings, its items."""
         record = next((f for s, f in self.facts.items() if s.in_path and isinstance(f, Record)), None)
         if record is None:
-            return False  # ids become aliases only where the request's own id was found for this tenant
+            return  # ids become aliases only where the request's own id was found for this tenant
         at_pin = pin is not None and pin.is_home_of(record.fingerprint)
         owner = pin if pin is not None and at_pin else Upstream(record.upstream, record.fingerprint)
         in_conversation = self.operation in _IN_CONVERSATION or observed.conversation is not None
@@ -169,7 +185,7 @@ class Ledger:
         entries: list[Entry] = []
         if self.operation in _RESPONSES:
             if observed.id is None or observed.status == record.status:
-                return True  # nothing that was not recorded when this status was
+                return  # nothing that was not recorded when this status was
             entries += self._response(observed.id, observed, owner, content, pending=False)
             entries += self._entries.aliases(Kind.CONTAINER, observed.containers, owner, self._settings.ttl)
             entries += self._entries.aliases(Kind.ENCRYPTED, observed.encrypted, owner, self._settings.encrypted_ttl)
@@ -177,11 +193,9 @@ class Ledger:
         # those that are nobody else's.
         entries += self._entries.aliases(Kind.ITEM, observed.items, owner, ttl)
         fresh = [e for e in entries if e.kind in _OF_RESPONSES or not self._state.knows(e.key)]
-        try:
-            await self._commit(owner, fresh, timeout=min(_BEST_EFFORT_TIMEOUT, self._settings.commit_timeout))
-        except Rejected:
-            return False
-        return True
+        with contextlib.suppress(Rejected):
+            timeout = min(_BEST_EFFORT_TIMEOUT, self._settings.commit_timeout)
+            await self._commit(owner, fresh, timeout=timeout, then=then)
 
     async def adopted(self, selector: Selector, owner: Upstream) -> Record | None:
         """Own state from before homeport, which the proxy can prove to be this tenant's; None if it is somebody else's.
@@ -238,6 +252,7 @@ class Ledger:
         forget: tuple[StateKey, ...] = (),
         *,
         timeout: float | None = None,
+        then: Then | None = None,
     ) -> None:
         """Raises :class:`Rejected` with OWNER_CONFLICT, CONVERSATION_LOCKED or COMMIT_FAILED."""
         if not entries and not forget:
@@ -247,7 +262,7 @@ class Ledger:
         write = Write(os.urandom(16), self._exchange, self.tenant_digests, tuple(entries), forget, deadline)
         record = Record(owner.name, owner.fingerprint)
         try:
-            await self._state.commit(write, record, timeout=timeout)
+            await self._state.commit(write, record, timeout=timeout, then=then)
         except Conflict:
             telemetry.conflicts.add(1, {"operation": self.operation.value})
             raise Rejected.because(Reason.OWNER_CONFLICT) from None

@@ -18,7 +18,7 @@ from homeport.state import State
 from homeport.stores import MISMATCH, make_store
 from homeport.stores.base import SecretMismatch, StateStore
 from homeport.tenants import TenantPolicy
-from homeport.upstreams import StaticDirectory, Upstream, UpstreamDirectory, fingerprint
+from homeport.upstreams import RecallingDirectory, StaticDirectory, Upstream, UpstreamDirectory, fingerprint
 from homeport.websocket import SocketResponder
 
 __all__ = ["ContinuationMiddleware"]
@@ -57,11 +57,13 @@ class ContinuationMiddleware:
         self.archive = Archive(self.state, keyring, settings, adapter)
         tenants = TenantPolicy(settings, precedence=adapter.credential_headers)
         ours = {settings.pin_header.lower().encode()} if settings.pin_header else set()
+        directory = _directory(upstreams)
         self._gate = Gate(
             app=app,
             settings=settings,
             state=self.state,
-            directory=_directory(upstreams),
+            directory=directory,
+            recall=directory.recall if isinstance(directory, RecallingDirectory) else None,
             tenants=tenants,
             adapter=adapter,
             stripped=frozenset(name.replace(b"_", b"-") for name in {*ours, *tenants.headers_to_strip}),

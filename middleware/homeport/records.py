@@ -117,7 +117,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     the provider's ``created_at`` (seconds, 0 when not known). ``ttl`` and ``tombstone_ttl`` are seconds; ``ttl=None``
     never expires. ``counted`` rows use up capacity. ``made``: this very exchange made it, so that a tombstone in
     its place is of something older. ``claim`` is made or confirmed with it, or neither is. ``learned`` entries, seen
-    in passing, are left out where they conflict; any other conflict fails the write.
+    in passing, are left out where they conflict; any other conflict fails the write. ``only_known`` entries change a
+    live row and make none: what was erased, or has expired, stays so.
     """
 
     key: StateKey
@@ -134,6 +135,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     made: bool = False
     claim: Entry | None = None
     learned: bool = False
+    only_known: bool = False
 
     def has_owner(self, owner: bytes) -> bool:
         return owner == self.owner or owner in self.former
@@ -248,6 +250,8 @@ def _find(rows: Mapping[bytes, Row], key: StateKey) -> Row | None:
 
 
 def _settle_entry(row: Row | None, entry: Entry, write: Write) -> Change | None:
+    if entry.only_known and (row is None or row.state is not RowState.LIVE):
+        return None
     if row is None:
         if entry.expected_revision not in (None, 0):
             raise StaleRevision
@@ -281,7 +285,8 @@ def _settle_owned(row: Row, entry: Entry) -> Change | None:
         if longer == row.remaining and entry.progress <= row.progress:
             return None
         if entry.progress < row.progress:
-            entry = msgspec.structs.replace(entry, progress=row.progress)
+            record = row.record if entry.kind is Kind.INPUT else entry.record
+            entry = msgspec.structs.replace(entry, progress=row.progress, record=record)
         return Replace(row.digest, entry, row.revision, longer)
     return _settle_response(row, entry)
 

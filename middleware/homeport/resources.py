@@ -43,6 +43,11 @@ class Resource(msgspec.Struct, frozen=True, omit_defaults=True):
     streamed: bool = False
     created_at: int = 0
 
+    @property
+    def over(self) -> bool:
+        """Whether it has come to its end. A status that is not known here is none: it could not be left again."""
+        return self.status is None or self.status in _ENDS
+
     def __repr__(self) -> str:  # content is in no log
         return f"Resource(status={self.status!r})"
 
@@ -57,6 +62,7 @@ class Given(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"Given(listed={self.listed})"
 
 
+_ENDS = frozenset({"completed", "incomplete", "failed", "cancelled"})
 _VERSION = 1
 _encoder = msgspec.msgpack.Encoder()
 _resources = msgspec.msgpack.Decoder(Resource)

@@ -21,7 +21,7 @@ from homeport.facts import Observed
 from homeport.gate import Gate
 from homeport.intake import ClientGone, Intake
 from homeport.keys import Tenant
-from homeport.ledger import Ledger
+from homeport.ledger import Ledger, Then
 from homeport.observation import ObservedEvent
 from homeport.operations import Match, Operation
 from homeport.outlet import Cut, Outlet, Progress
@@ -38,7 +38,7 @@ _logger = logging.getLogger("homeport")
 
 _ALONE = "This gateway answers the operation from the request alone: it cannot take stored state into account."
 
-_Write = Callable[[Observed, Upstream, Content | None], Awaitable[None]]
+_Write = Callable[[Observed, Upstream, Content | None, Then | None], Awaitable[None]]
 
 _WITNESSED = frozenset({Operation.CREATE, Operation.COMPACT, Operation.RETRIEVE, Operation.CANCEL, Operation.DELETE})
 
@@ -166,7 +166,8 @@ class Responder:
         extensions = {k: v for k, v in (self._scope.get("extensions") or {}).items() if k not in _NOT_OFFERED}
         scope["extensions"] = extensions
         if self._match.operation in _WITNESSED:
-            self._witness = self._gate.adapter.witness(self._exchange, scope)
+            self._witness = self._gate.adapter.witness(self._exchange, scope, self._intake.decoded)
+        self._intake.decoded = b""  # whoever wants it has it by now
         return scope, receive
 
     # The way of the response
@@ -301,10 +302,10 @@ class Responder:
             if self._witness is not None and event.shown:
                 return await self._witness.instead(event.observed, event.sequence_number)
         else:
-            content = None if self._port.pin is None else self._content(event, self._port.pin)
-            seen = await ledger.seen(event.observed, self._port.pin, content)
-            if seen and content is not None and self._port.pin is not None:
-                self._bear_witness(event, self._port.pin)
+            pin = self._port.pin
+            content = None if pin is None else self._content(event, pin)
+            then = None if pin is None or content is None else self._witnessing(event, pin)
+            await ledger.seen(event.observed, pin, content, then)
         return None
 
     def passed(self, event: Event) -> None:
@@ -325,9 +326,9 @@ class Responder:
                 self._count("not_owned")
                 return
             content = self._content(event, owner)
-            await write(observed, owner, content)
-            if content is not None:
-                self._bear_witness(event, owner)
+            await write(observed, owner, content, None if content is None else self._witnessing(event, owner))
+            if self._witness is not None and observed.id is not None and not self._keeps(observed):
+                self._witness.dropped(observed.id)
         except Rejected as rejected:
             _logger.warning("a response could not be owned: %s", rejected.rejection.reason.value)
             self._refuse(rejected.rejection)
@@ -341,10 +342,17 @@ class Responder:
             return None
         return Content(bytes(event.view), self._port.request.stream, witness.given())
 
-    def _bear_witness(self, event: ObservedEvent, owner: Upstream) -> None:
-        if self._witness is not None:
-            over = event.terminal and event.observed.over
-            self._witness.recorded(event.observed, owner, over=over)
+    def _keeps(self, observed: Observed) -> bool:
+        return self._ledger is not None and self._ledger.keeps(observed)
+
+    def _witnessing(self, event: ObservedEvent, owner: Upstream) -> Then:
+        over = event.terminal and event.observed.over
+
+        def then() -> None:
+            if self._witness is not None:
+                self._witness.recorded(event.observed, owner, over=over)
+
+        return then
 
     def _refuse(self, rejection: Rejection, *, stands: bool = False) -> None:
         """Raise ``rejection``; in mode observe only say that it would have been. ``stands``: whatever the app does."""

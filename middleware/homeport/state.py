@@ -194,19 +194,24 @@ class State:
         if count.records >= limit:
             raise CapacityExceeded("the tenant's records are used up")
 
-    async def commit(self, write: Write, owner: Record, *, timeout: float) -> None:
+    async def commit(
+        self, write: Write, owner: Record, *, timeout: float, then: Callable[[], None] | None = None
+    ) -> None:
         """Make ``write`` durable within ``timeout`` seconds; survives the cancellation of its caller.
 
-        ``owner`` is the fact to cache for its keys once it is. Raises what :meth:`StateStore.commit` raises.
+        Once it is, ``owner`` is cached as the fact of its keys, and ``then`` is called, which must not raise. Raises
+        what :meth:`StateStore.commit` raises.
         """
-        await asyncio.shield(self._background(self._commit(write, owner, timeout)))
+        await asyncio.shield(self._background(self._commit(write, owner, timeout, then)))
 
     async def delete(self, key: StateKey) -> None:
         """Leave a tombstone. Raises :class:`StoreUnavailable`."""
         self._invalidate([key.current])
         await asyncio.shield(self._background(self._delete(key)))
 
-    async def _commit(self, write: Write, owner: Record, timeout: float) -> None:
+    async def _commit(
+        self, write: Write, owner: Record, timeout: float, then: Callable[[], None] | None = None
+    ) -> None:
         epoch = self._epoch
         started = time.perf_counter()
         try:
@@ -230,6 +235,8 @@ class State:
                     self._remember(entry.key, owner, entry.ttl)
         for key in write.forget:
             self._cache.pop(key.current, None)
+        if then is not None:
+            then()
 
     async def _delete(self, key: StateKey) -> None:
         ttl = self._settings.tombstone_ttl

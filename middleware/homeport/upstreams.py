@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from homeport.keys import length_prefixed
 
@@ -50,10 +51,14 @@ class UpstreamDirectory(Protocol):
         """The known upstreams by name."""
 
 
-@runtime_checkable
-class RecallingDirectory(UpstreamDirectory, Protocol):
+class RecallingDirectory(ABC):
     """A directory that does not list all upstreams that ever were, and can say of a recorded one that it was one."""
 
+    @abstractmethod
+    def upstreams(self) -> Mapping[str, Upstream]:
+        """See :meth:`UpstreamDirectory.upstreams`."""
+
+    @abstractmethod
     def recall(self, name: str, fingerprint: str) -> Upstream | None:
         """The upstream that is recorded so and not listed now; None for one that is none of this directory's."""
 

@@ -29,6 +29,9 @@ class Witness(Protocol):
     def recorded(self, observed: Observed, owner: Upstream, *, over: bool) -> None:
         """A response that is kept has been made durable and is about to be shown; ``over``: it has come to its end."""
 
+    def dropped(self, response_id: str) -> None:
+        """A response is not kept after all: at its end its upstream says that it does not store it."""
+
     async def instead(self, observed: Observed, sequence_number: int) -> bytes | None:
         """A terminal event in place of the one that has just been recorded; None for the one that came.
 

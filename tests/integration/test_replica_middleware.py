@@ -495,6 +495,7 @@ class Stubborn(MemoryApp):
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
         await send({"type": "http.response.body", "body": sse(begun, delta), "more_body": True})
         await self.cancelled.wait()
+        await asyncio.sleep(0.2)
         self.responses["resp_1"]["status"] = "completed"
         await send({"type": "http.response.body", "body": sse(ended)})
 

@@ -8,11 +8,25 @@ import json
 from collections.abc import Mapping
 
 import pytest
+from msgspec.structs import replace
 
-from homeport import Adapter, Operation, Resource, Upstream, fingerprint
+from homeport import Adapter, Given, Operation, RecallingDirectory, Resource, Upstream, fingerprint
 from homeport.stores.memory import MemoryStore
 from homeport.tenants import TenantPolicy
-from support.asgi import A, B, ScriptedApp, call, http_scope, mount, respond, response, settings, sse, stream_events
+from support.asgi import (
+    A,
+    B,
+    CountingStore,
+    ScriptedApp,
+    call,
+    http_scope,
+    mount,
+    respond,
+    response,
+    settings,
+    sse,
+    stream_events,
+)
 
 KEYS = ("k1:a key of enough bytes for this",)
 
@@ -33,6 +47,9 @@ class Seen:
     def recorded(self, observed, owner, *, over) -> None:
         self.told.append(f"{observed.status} by {owner.name}{', over' if over else ''}")
 
+    def dropped(self, response_id) -> None:
+        self.told.append("dropped")
+
     async def instead(self, observed, sequence_number) -> bytes | None:
         return self.replacement
 
@@ -47,15 +64,17 @@ class Watching(Adapter):
     def __init__(self) -> None:
         self.seen = Seen()
         self.scopes: list[Mapping] = []
+        self.bodies: list[bytes] = []
 
-    def witness(self, exchange, scope):
+    def witness(self, exchange, scope, body):
         self.scopes.append(scope)
+        self.bodies.append(body)
         return self.seen
 
 
 def watched(app, store=None, adapter=None, **changes):
     adapter = adapter or Watching()
-    store = store or MemoryStore()
+    store = MemoryStore() if store is None else store
     mounted = mount(app, store=store, adapter=adapter, upstreams=[A, B], **{"encryption_keys": KEYS, **changes})
     return mounted, store, adapter
 
@@ -104,9 +123,7 @@ async def test_a_stream_is_seen_event_by_event_and_kept_at_its_beginning_and_end
     assert begun.streamed
     names = [e["type"] for e in events]
     told = adapter.seen.told
-    begins = [line for name in names[:2] for line in ("in_progress by a", name)]
-    assert told == [*begins, *names[2:-1], "completed by a, over", names[-1], "end"]
-    assert (await kept(mounted, "resp_1").load()).status == "completed"
+    assert told == ["in_progress by a", *names[:-1], "completed by a, over", names[-1], "end"]
 
 
 async def test_what_another_upstream_made_or_is_not_stored_is_not_kept() -> None:
@@ -116,7 +133,7 @@ async def test_what_another_upstream_made_or_is_not_stored_is_not_kept() -> None
     mounted, _, adapter = watched(ScriptedApp(respond(response("resp_1", store=False))))
     await call(mounted, "POST", "/v1/responses", {"model": "m", "store": False})
     assert await kept(mounted, "resp_1").load() is None
-    assert adapter.seen.told == ["end"]
+    assert adapter.seen.told == ["dropped", "end"]
 
 
 async def test_a_status_that_is_seen_is_kept_before_it_is_shown() -> None:
@@ -202,7 +219,7 @@ async def test_what_was_deleted_is_not_waited_for() -> None:
     assert asyncio.get_running_loop().time() - started < 0.3
 
 
-class Recalling:
+class Recalling(RecallingDirectory):
     """A directory that lists ``b`` alone and knows that ``a`` was there."""
 
     def upstreams(self):
@@ -269,3 +286,69 @@ async def test_a_coded_stream_with_another_end_is_cut() -> None:
     adapter.seen.replacement = b"event: x\ndata: {}\n\n"
     with pytest.raises(ConnectionAbortedError):
         await call(mounted, "POST", "/v1/responses", {"model": "m", "stream": True})
+
+
+async def test_a_response_that_is_not_stored_after_all_is_dropped_with_its_content() -> None:
+    store = MemoryStore()
+    first, second, delta, last = stream_events("resp_1")
+    last["response"]["store"] = False
+    script = respond(sse(first, second, delta, last), content_type="text/event-stream")
+    mounted, _, adapter = watched(ScriptedApp(script), store=store)
+    await call(mounted, "POST", "/v1/responses", {"model": "m", "stream": True})
+    assert adapter.seen.told[-3:] == ["dropped", "response.completed", "end"]
+    assert not any(b"resp_1" in s.row.record for s in store._rows.values())
+    assert await kept(mounted, "resp_1").load() is None
+    assert await kept(mounted, "resp_1").load_input() is None
+
+
+async def test_what_was_erased_does_not_come_back_by_a_later_status() -> None:
+    store = MemoryStore()
+    script = respond(response("resp_1", status="queued", background=True))
+    mounted, _, _ = watched(ScriptedApp(script), store=store)
+    await call(mounted, "POST", "/v1/responses", {"model": "m", "background": True})
+    handle = kept(mounted, "resp_1")
+    queued = await handle.load()
+    store._rows.clear()
+    assert await handle.update(replace(queued, status="completed")) is None
+    await handle.keep_input(Given(b"[]", listed=True), queued)
+    assert not store._rows
+
+
+async def test_an_input_as_the_app_lists_it_outlives_what_was_sent_and_no_longer_than_its_response() -> None:
+    store = MemoryStore()
+    begun = sse(*stream_events("resp_1")[:2])
+
+    async def cut(scope, receive, send) -> None:
+        await respond(begun, content_type="text/event-stream")(scope, receive, send)
+
+    mounted, _, _ = watched(ScriptedApp(cut), store=store, pending_ttl=60)
+    await call(mounted, "POST", "/v1/responses", {"model": "m", "stream": True})
+    handle = kept(mounted, "resp_1")
+    await handle.keep_input(Given(b'[{"id":"listed"}]', listed=True), await handle.load())
+    ends = {s.expires_at for s in store._rows.values()}
+    assert max(ends) - min(ends) < 5
+    assert (await handle.load_input()).listed
+
+
+async def test_what_is_durable_is_told_though_its_caller_has_left() -> None:
+    """Else nobody would ever look how the response fares."""
+    store = CountingStore()
+    store.commit_delay = 0.1
+    mounted, _, adapter = watched(ScriptedApp(respond(response("resp_1"))), store=store)
+    request = asyncio.create_task(call(mounted, "POST", "/v1/responses", {"model": "m"}))
+    await asyncio.sleep(0.05)
+    request.cancel()
+    await asyncio.gather(request, return_exceptions=True)
+    await asyncio.sleep(0.1)
+    assert await kept(mounted, "resp_1").load() is not None
+    assert "completed by a, over" in adapter.seen.told
+
+
+@pytest.mark.parametrize("coding", ["gzip", ""])
+async def test_the_body_of_the_witness_is_what_was_inspected(coding) -> None:
+    mounted, _, adapter = watched(ScriptedApp(respond(response("resp_1"))))
+    body = b'{"model":"m"}'
+    headers = [("authorization", "Bearer key-1"), *([("content-encoding", coding)] if coding else [])]
+    sent = gzip.compress(body) if coding else body
+    assert (await call(mounted, "POST", "/v1/responses", sent, headers=headers)).status == 200
+    assert adapter.bodies == [body]

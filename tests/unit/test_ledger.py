@@ -28,7 +28,7 @@ class FakeState:
         self.known: set = set()
         self.error: Exception | None = None
 
-    async def commit(self, write, owner, *, timeout):
+    async def commit(self, write, owner, *, timeout, then=None):
         if self.error is not None:
             raise self.error
         assert owner == Record("a", "fa")

@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from homeport import Intent, Member, Rejected, Resource, Sealer, Settings, Upstream, observe_json
+from homeport import Intent, Member, Rejected, Resource, Sealer, Settings, Upstream
 from homeport.operations import OperationMatcher
 from homeport.stores.base import StoreUnavailable
 from homeport_replica.directory import ReplicaDirectory
-from homeport_replica.endings import CANCELLED, FAILED, closing_event, ended, finished, shown
+from homeport_replica.endings import CANCELLED, FAILED, closing_event, ended, shown
 from homeport_replica.inside import Answer, CallFailed, Inside, Place, collect
 from homeport_replica.intents import Outcome, open_outcome, seal_outcome
 from homeport_replica.listing import given_items, page
@@ -83,12 +83,12 @@ RESOURCE = Resource("a", "replica:1", "in_progress", b'{"id":"resp_1","status":"
 
 @pytest.mark.parametrize("status", ["completed", "incomplete", "failed", "cancelled", None])
 def test_these_are_ends(status) -> None:
-    assert finished(Resource("a", "f", status, b""))
+    assert Resource("a", "f", status, b"").over
 
 
 @pytest.mark.parametrize("status", ["queued", "in_progress", "of_a_later_version"])
 def test_these_are_none(status) -> None:
-    assert not finished(Resource("a", "f", status, b""))
+    assert not Resource("a", "f", status, b"").over
 
 
 def test_an_end_keeps_what_the_response_was() -> None:
@@ -287,13 +287,25 @@ def member(incarnation: str, *, age: float = 0.0, ended: bool = False, name: str
     return Member(name, incarnation, None, age, ended)
 
 
-def known(*members: Member) -> tuple[Roll, Membership]:
-    roll = Roll(*members)
-    return roll, Membership(roll, Identity("a", "0" * 32), "scope", beat=1.0, dead_after=10.0)
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def known(*members: Member, seen: float = 20.0) -> tuple[Roll, Membership, Clock]:
+    """Read for the first time ``seen`` seconds ago."""
+    roll, clock = Roll(*members), Clock()
+    membership = Membership(roll, Identity("a", "0" * 32), "scope", beat=1.0, dead_after=10.0, clock=clock)
+    if seen:
+        await membership.find(PREFIX)
+        clock.now += seen
+    return roll, membership, clock
 
 
 async def test_a_member_lives_until_it_was_silent_for_too_long_or_has_left() -> None:
-    _, membership = known(member("1", age=9.9), member("2", age=10.0), member("3", ended=True))
+    _, membership, _ = await known(member("1", age=9.9), member("2", age=10.0), member("3", ended=True))
     assert await membership.find(PREFIX + "1") is not None
     assert await membership.find(PREFIX + "2") is None
     assert await membership.find(PREFIX + "3") is None
@@ -301,17 +313,37 @@ async def test_a_member_lives_until_it_was_silent_for_too_long_or_has_left() -> 
     assert [membership.dead(PREFIX + i) for i in "1234"] == [False, True, True, True]
 
 
+async def test_who_has_just_begun_to_read_does_not_know_who_was_silent_for_a_reason() -> None:
+    """After an outage of the store all have been, and those who live have not all beaten yet."""
+    roll, membership, clock = await known(member("1", age=99.0), member("2", ended=True), seen=0.0)
+    assert await membership.find(PREFIX + "1") is not None
+    assert await membership.find(PREFIX + "2") is None, "it said so"
+    clock.now += 9.9
+    assert await membership.find(PREFIX + "1") is not None
+    clock.now += 0.1
+    assert await membership.find(PREFIX + "1") is None
+    roll.down = True
+    clock.now += 5
+    with pytest.raises(StoreUnavailable):
+        await membership.find(PREFIX + "1")
+    roll.down = False
+    assert await membership.find(PREFIX + "1") is not None
+
+
 async def test_one_that_has_just_come_is_looked_up_and_known_ones_are_not() -> None:
-    roll, membership = known(member("1"))
+    roll, membership, clock = await known(member("1"), seen=0.0)
     await membership.find(PREFIX + "1")
     await membership.find(PREFIX + "1")
     assert roll.reads == 1
+    clock.now += 2.1
+    await membership.find(PREFIX + "1")
+    assert roll.reads == 2, "what was read long ago is read again"
     roll.rolled.append(member("2"))
     assert await membership.find(PREFIX + "2") is not None
 
 
 async def test_nobody_is_dead_for_who_cannot_read() -> None:
-    roll, membership = known(member("1"))
+    roll, membership, _ = await known(member("1"), seen=0.0)
     roll.down = True
     assert not membership.dead(PREFIX + "1")
     with pytest.raises(StoreUnavailable):
@@ -319,7 +351,7 @@ async def test_nobody_is_dead_for_who_cannot_read() -> None:
 
 
 async def test_a_name_is_borne_by_the_one_who_lives() -> None:
-    _, membership = known(member("1", age=99.0), member("2"))
+    _, membership, _ = await known(member("1", age=99.0), member("2"))
     await membership.find(PREFIX + "1")
     found = membership.successor("b")
     assert found is not None
@@ -328,7 +360,7 @@ async def test_a_name_is_borne_by_the_one_who_lives() -> None:
 
 
 async def test_a_beat_makes_known_and_the_last_one_unknown() -> None:
-    roll, membership = known()
+    roll, membership, _ = await known()
     assert not membership.registered
     await membership.beat()
     assert membership.registered
@@ -388,9 +420,3 @@ def test_urls_of_replicas_are_taken_as_they_are_reached() -> None:
     assert settings.replica_url == "http://[::1]:8000"
     keys = Settings(encryption_keys="b:second secret bytes,a:first secret bytes!").content_keys
     assert list(keys) == ["b", "a"]
-
-
-def test_what_an_app_answers_is_read_as_elsewhere() -> None:
-    observed = observe_json(b'{"id":"resp_1","status":"queued"}')
-    assert observed is not None
-    assert not observed.over

@@ -39,7 +39,7 @@ def fresh_plan(writes: Sequence[Write]) -> FreshPlan | None:
         for entry in _entries(write.entries):
             digest = entry.key.current
             # Older digests are rows that must be looked at, and a conversation has usually been there before.
-            if entry.key.older or entry.expected_revision is not None or digest in puts:
+            if entry.key.older or entry.expected_revision is not None or entry.only_known or digest in puts:
                 return None
             if entry.kind is Kind.CONVERSATION and not entry.made:
                 return None

@@ -76,7 +76,8 @@ class Listener:
                 deliver(None)
             while not ended.is_set():
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(ended.wait(), _LIVENESS)
+                    async with asyncio.timeout(_LIVENESS):
+                        await ended.wait()
                 if not ended.is_set():
                     await connection.fetchval("SELECT 1", timeout=_TIMEOUT)
         finally:
