@@ -38,6 +38,7 @@ class ReplicaAdapter(Adapter):
             archive=replica.archive,
             wards=replica.wards,
             journal=replica.journal,
+            drop_events=replica.drop_events_later,
         )
         scope["state"][WITNESS] = witness
         return witness

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from starlette.types import Receive, Scope, Send
 
 from homeport import Archive, Exchange, Kept, Kind, Operation
+from homeport_replica.hop import HOP_HEADER
 from homeport_replica.visits import VISIT, WITNESS, Visit, visit_of
 from homeport_replica.witness import ReplicaWitness
 
@@ -32,7 +33,8 @@ class Call:
         visit, state = visit_of(scope), dict(scope["state"])
         witness: ReplicaWitness | None = state.pop(WITNESS, None)
         state.pop(VISIT, None)
-        return cls(exchange, {**scope, "state": state}, receive, send, visit, witness, kept)
+        headers = [(k, v) for k, v in scope["headers"] if k.lower() != HOP_HEADER]
+        return cls(exchange, {**scope, "headers": headers, "state": state}, receive, send, visit, witness, kept)
 
     @property
     def operation(self) -> Operation:
@@ -42,3 +44,8 @@ class Call:
     def query(self) -> bytes:
         query: bytes = self.scope.get("query_string", b"")
         return query
+
+    @property
+    def plain_scope(self) -> Scope:
+        """The scope for an answer that will be read here: not to be compressed."""
+        return {**self.scope, "headers": [(k, v) for k, v in self.scope["headers"] if k.lower() != b"accept-encoding"]}

@@ -24,6 +24,7 @@ _OF_REQUEST = frozenset(
         b"content-length",
         b"content-type",
         b"expect",
+        b"idempotency-key",
         b"if-match",
         b"if-modified-since",
         b"if-none-match",

@@ -17,11 +17,25 @@ _MAX_LIMIT = 100
 _DEFAULT_LIMIT = 20
 
 
+_MAX_GIVEN = 4 << 20  # bytes of a request whose items are looked at; of a larger one the app's own list is all there is
+
+
 class _Asked(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw()
 
 
+class _Item(msgspec.Struct):
+    """What is looked at of an item; its content is passed on as it is, however much that is."""
+
+    id: Any = None
+    role: Any = None
+    type: Any = None
+    content: msgspec.Raw = msgspec.Raw()
+
+
 _asked = msgspec.json.Decoder(_Asked)
+_items = msgspec.json.Decoder(list[msgspec.Raw])
+_item = msgspec.json.Decoder(_Item)
 
 
 def given_items(body: bytes) -> bytes | None:
@@ -30,16 +44,18 @@ def given_items(body: bytes) -> bytes | None:
     A text is one message. Items without an id get one that is made of their place and content: the app's own ids are
     asked for later, and take the place of these.
     """
+    if len(body) > _MAX_GIVEN:
+        return None
     try:
         raw = _asked.decode(body).input
-        found = msgspec.json.decode(raw) if memoryview(raw) else []
+        if _begins(raw, b'"'):
+            text = msgspec.json.encode([{"type": "input_text", "text": raw}])
+            found = [msgspec.Raw(b'{"type":"message","role":"user","content":' + text + b"}")]
+        else:
+            found = _items.decode(raw) if memoryview(raw) else []
+        items = [_with_id(item, place) for place, item in enumerate(found) if _begins(item, b"{")]
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
-    if isinstance(found, str):
-        found = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": found}]}]
-    if not isinstance(found, list):
-        return None
-    items = [_with_id(item, place) for place, item in enumerate(found) if isinstance(item, dict)]
     return msgspec.json.encode(items)
 
 
@@ -55,7 +71,7 @@ def page(items: bytes, query: bytes) -> bytes:
         raise _invalid("limit", f"an integer from 1 to {_MAX_LIMIT}")
     if order not in ("asc", "desc"):
         raise _invalid("order", "'asc' or 'desc'")
-    listed: list[Any] = msgspec.json.decode(items)
+    listed = _items.decode(items)
     if order == "desc":
         listed.reverse()
     start = _start(listed, asked.get("after"))
@@ -71,7 +87,7 @@ def page(items: bytes, query: bytes) -> bytes:
     )
 
 
-def _start(listed: Sequence[Any], after: str | None) -> int:
+def _start(listed: Sequence[msgspec.Raw], after: str | None) -> int:
     if not after:
         return 0
     place = next((i for i, item in enumerate(listed) if _id(item) == after), None)
@@ -80,21 +96,29 @@ def _start(listed: Sequence[Any], after: str | None) -> int:
     return place + 1
 
 
-def _id(item: Any) -> Any:
-    return item.get("id") if isinstance(item, dict) else None
+def _begins(raw: msgspec.Raw, with_: bytes) -> bool:
+    return bytes(memoryview(raw)[:1]) == with_
 
 
-def _with_id(item: dict[str, Any], place: int) -> dict[str, Any]:
-    """``item`` as the API lists it: a message says that it is one, and has its text in parts."""
-    if "role" in item:
-        item = {**item, "type": item.get("type") or "message"}
-        if isinstance(item.get("content"), str):
-            kind = "output_text" if item["role"] == "assistant" else "input_text"
-            item["content"] = [{"type": kind, "text": item["content"]}]
-    if isinstance(item.get("id"), str) and item["id"]:
-        return item
-    digest = hashlib.sha256(b"%d:" % place + msgspec.json.encode(item)).hexdigest()
-    return {"id": f"item_{digest[:48]}", **item}
+def _id(item: msgspec.Raw) -> Any:
+    return _item.decode(item).id if _begins(item, b"{") else None
+
+
+def _with_id(raw: msgspec.Raw, place: int) -> msgspec.Raw:
+    """``raw`` as the API lists it: a message says that it is one and has its text in parts, and all have an id."""
+    item = _item.decode(raw)
+    added: dict[str, Any] = {}
+    if not (isinstance(item.id, str) and item.id):
+        added["id"] = f"item_{hashlib.sha256(b'%d:' % place + memoryview(raw)).hexdigest()[:48]}"
+    if item.role is not None and not item.type:
+        added["type"] = "message"
+    if item.role is not None and _begins(item.content, b'"'):
+        kind = "output_text" if item.role == "assistant" else "input_text"
+        added["content"] = [{"type": kind, "text": item.content}]
+    if not added:
+        return raw
+    members = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    return msgspec.Raw(msgspec.json.encode({**members, **added}))
 
 
 def _invalid(param: str, expected: str) -> Rejected:

@@ -88,7 +88,7 @@ class ReplicaMiddleware:
     def _replica(self) -> Replica:
         """This process's. Not made before it is needed: a process that is forked is another replica."""
         if self._made is None:
-            self._made = Replica.make(self._app, self._settings, self._store.board, self.gate.archive)
+            self._made = Replica.make(self._app, self._settings, self._store, self.gate.archive)
         return self._made
 
     async def open(self) -> None:

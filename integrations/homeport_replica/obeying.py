@@ -7,6 +7,8 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
+from msgspec.structs import replace
+
 from homeport import Board, Intent, Kept, Sealer, StoreUnavailable
 from homeport_replica.inside import CallFailed, Inside
 from homeport_replica.intents import CANCEL, DELETE, Outcome, seal_outcome
@@ -46,6 +48,7 @@ class Obeying:
         self._poll = poll
         self._asked = asyncio.Event()
         self._working: set[bytes] = set()  # intents
+        self._doing: dict[tuple[bytes, str], asyncio.Task[Outcome]] = {}
         board.on_hint(self._hinted)
 
     async def run(self) -> None:
@@ -60,7 +63,7 @@ class Obeying:
                     for intent in await self._board.open_intents(self._incarnation, limit=limit):
                         if intent.id not in self._working:
                             self._working.add(intent.id)
-                            works.create_task(self._do(intent, free))
+                            works.create_task(self._do(intent, free, works))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._poll):
                         await self._asked.wait()
@@ -69,16 +72,24 @@ class Obeying:
         if subject is None or self._wards.known(subject) is not None:
             self._asked.set()
 
-    async def _do(self, intent: Intent, free: asyncio.Semaphore) -> None:
+    async def _do(self, intent: Intent, free: asyncio.Semaphore, works: asyncio.TaskGroup) -> None:
         try:
-            async with free:
-                outcome = await self._act(intent)
-                with contextlib.suppress(StoreUnavailable):  # it is asked again
-                    await self._board.conclude(intent, seal_outcome(self._sealer, intent, outcome))
+            outcome = await self._shared(intent, free, works)
+            with contextlib.suppress(StoreUnavailable):  # it is asked again
+                await self._board.conclude(intent, seal_outcome(self._sealer, intent, outcome))
         finally:
             self._working.discard(intent.id)
 
-    async def _act(self, intent: Intent) -> Outcome:
+    async def _shared(self, intent: Intent, free: asyncio.Semaphore, works: asyncio.TaskGroup) -> Outcome:
+        """What comes of it; of the same that is asked while it is being done there comes the same."""
+        name = (intent.subject, intent.verb)
+        doing = self._doing.get(name)
+        if doing is None:
+            doing = self._doing[name] = works.create_task(self._act(intent, free))
+            doing.add_done_callback(lambda _: self._doing.pop(name, None))
+        return await asyncio.shield(doing)
+
+    async def _act(self, intent: Intent, free: asyncio.Semaphore) -> Outcome:
         for pause in _REGISTERING:
             if self._wards.known(intent.subject) is not None:
                 break
@@ -88,7 +99,7 @@ class Obeying:
         if ward is None or act is None:
             return Outcome()
         try:
-            async with ward.lock:  # a second cancel asks an app that has done the first
+            async with free, self._wards.alone(ward.kept):  # a second one asks an app that has done the first
                 return await act(ward)
         except (CallFailed, StoreUnavailable):
             return Outcome()
@@ -103,7 +114,9 @@ class Obeying:
         lost = False
         if not (answer.ok and await self._watching.learn(ward, answer)):
             lost = (await self._watching.refresh(ward)).status == 404
-        return Outcome.of(answer, lost=lost)
+        outcome = Outcome.of(answer, lost=lost)
+        # The object can be read where it is kept, and goes from there with the response.
+        return replace(outcome, body=b"") if answer.ok else outcome
 
     async def _delete(self, ward: Ward) -> Outcome:
         answer = await self._inside(ward.place.scope("DELETE", ward.kept.id))

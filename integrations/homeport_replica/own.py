@@ -171,7 +171,7 @@ class Own:
         """The app's answer, held; None if it was passed on, as a stream is."""
         limit = self._replica.settings.max_response_bytes
         try:
-            return await collect(self._app, call.scope, call.receive, limit=limit, send=call.send)
+            return await collect(self._app, call.plain_scope, call.receive, limit=limit, send=call.send)
         except CallFailed:
             raise Rejected.because(Reason.UPSTREAM_FAILED) from None
 

@@ -130,8 +130,9 @@ class Remote:
         elif member is not None:
             intent = new_intent(kept, member.incarnation, DELETE)
             await answered(self._replica.board.post(intent, ttl=self._replica.settings.pending_ttl))
+        await answered(kept.delete())
         await answered(self._replica.drop_events(kept))
-        await send_deleted(call.send, kept.id)  # and at this the tombstones are written, before it goes out
+        await send_deleted(call.send, kept.id)
 
     async def _existing(self, owner: Upstream, member: Member | None, kept: Kept) -> Resource:
         """The response as it was kept last, wherever its object is."""
@@ -162,6 +163,8 @@ class Remote:
         if visit.hop is not None or member.url is None or replica.signer is None or replica.peers is None:
             raise _not_local(owner, member)
         body = await _whole_body(call.receive)
+        if body is None:
+            return
         value = replica.signer.sign(
             sender=replica.identity.incarnation,
             owner=member.incarnation,
@@ -203,13 +206,14 @@ def _is_coded(scope: Scope) -> bool:
     return any(name.lower() == b"content-encoding" for name, _ in scope["headers"])
 
 
-async def _whole_body(receive: Receive) -> bytes:
+async def _whole_body(receive: Receive) -> bytes | None:
+    """The body; None if the client has left before its end."""
     chunks: list[bytes] = []
     more = True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            break
+            return None
         chunks.append(message.get("body", b""))
         more = message.get("more_body", False)
     return b"".join(chunks)

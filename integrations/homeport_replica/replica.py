@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from starlette.types import ASGIApp
 
-from homeport import Archive, Board, Kept, Kind, Reason, Rejected, Settings, StoreUnavailable, missing_state
+from homeport import Archive, Board, BoardStore, Kept, Kind, Reason, Rejected, Settings, StoreUnavailable, missing_state
 from homeport_replica.asking import Asking
 from homeport_replica.hop import HopSigner
 from homeport_replica.inside import Inside
@@ -30,7 +30,6 @@ T = TypeVar("T")
 
 _logger = logging.getLogger("homeport.replica")
 
-_INSIDE_TIMEOUT = 30.0  # seconds for a call of one of the app's routes that answer at once
 _PURGE_INTERVAL = 60.0
 _PURGE_ROWS = 1000
 _AFTER_A_FAULT = 1.0
@@ -42,6 +41,7 @@ class Replica:
 
     settings: Settings
     identity: Identity
+    store: BoardStore
     board: Board
     archive: Archive
     membership: Membership
@@ -54,12 +54,12 @@ class Replica:
     resumer: Resumer | None
     signer: HopSigner | None
     peers: Peers | None
-    _tasks: list[asyncio.Task[None]]
+    _tasks: set[asyncio.Task[None]]
 
     @classmethod
-    def make(cls, app: ASGIApp, settings: Settings, board: Board, archive: Archive) -> Replica:
+    def make(cls, app: ASGIApp, settings: Settings, store: BoardStore, archive: Archive) -> Replica:
         """Raises ``ModuleNotFoundError`` if a setting needs a library that is not installed."""
-        identity = Identity.of(settings)
+        identity, board = Identity.of(settings), store.board
         sealer = archive.sealer
         membership = Membership(
             board,
@@ -68,7 +68,9 @@ class Replica:
             beat=settings.replica_beat,
             dead_after=settings.replica_dead_after,
         )
-        inside = Inside(app, identity.upstream, timeout=_INSIDE_TIMEOUT, limit=settings.max_response_bytes)
+        inside = Inside(
+            app, identity.upstream, timeout=2 * settings.replica_delegate_timeout, limit=settings.max_response_bytes
+        )
         journal = resumer = None
         if settings.stream_log:
             journal = Journal(
@@ -100,6 +102,7 @@ class Replica:
         return cls(
             settings=settings,
             identity=identity,
+            store=store,
             board=board,
             archive=archive,
             membership=membership,
@@ -112,7 +115,7 @@ class Replica:
             resumer=resumer,
             signer=signer,
             peers=peers,
-            _tasks=[],
+            _tasks=set(),
         )
 
     async def start(self) -> None:
@@ -122,13 +125,14 @@ class Replica:
         works = [self.membership.live, self.membership.watch, self.watching.run, self.obeying.run, self._purge]
         if self.journal is not None:
             works.append(self.journal.run)
-        self._tasks.extend(asyncio.create_task(_for_ever(work)) for work in works)
+        self._tasks.update(asyncio.create_task(_for_ever(work)) for work in works)
 
     async def stop(self) -> None:
         """Write what waits, and say that this replica has ended, so that nobody waits for it."""
-        for task in self._tasks:
+        tasks = tuple(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks.clear()
         if self.journal is not None:
             await self.journal.stop()
@@ -146,11 +150,22 @@ class Replica:
         """Forget the events of a response that is being deleted. Raises :class:`homeport.StoreUnavailable`."""
         await _drop_events(self.board, self.journal, kept)
 
+    def drop_events_later(self, kept: Kept) -> None:
+        """The same, for who cannot wait; best effort."""
+
+        async def drop() -> None:
+            with contextlib.suppress(StoreUnavailable):
+                await self.drop_events(kept)
+
+        task = asyncio.create_task(drop())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def _purge(self) -> None:
         while True:
             await asyncio.sleep(_PURGE_INTERVAL)
             with contextlib.suppress(StoreUnavailable):
-                await self.board.purge(limit=_PURGE_ROWS)
+                await self.store.purge(limit=_PURGE_ROWS)
 
 
 async def require_kept(kept: Kept) -> None:

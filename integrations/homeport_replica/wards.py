@@ -16,6 +16,7 @@ from homeport_replica.inside import Place
 
 __all__ = ["Ward", "Wards"]
 
+_WAIT = 2.0  # seconds
 _REMEMBERED = 4096  # finished responses: somebody may still want to cancel or delete them
 
 
@@ -107,10 +108,21 @@ class Wards:
 
     @contextlib.asynccontextmanager
     async def alone(self, kept: Kept) -> AsyncIterator[None]:
-        """One cancel or delete of a response at a time, whoever asks its app for it."""
+        """One cancel or delete of a response at a time, whoever asks its app; but nobody waits for one that hangs."""
         ward = self.known(kept.digest)
-        async with contextlib.nullcontext() if ward is None else ward.lock:
+        if ward is None:
             yield
+            return
+        try:
+            async with asyncio.timeout(_WAIT):
+                await ward.lock.acquire()
+        except TimeoutError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            ward.lock.release()
 
     # Whose turn it is
 

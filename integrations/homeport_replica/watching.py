@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from urllib.parse import quote
 
 import msgspec
 
@@ -63,7 +64,7 @@ class Watching:
     async def learn(self, ward: Ward, answer: Answer) -> bool:
         """Keep what ``answer`` shows of the response; False if it shows nothing. Raises ``StoreUnavailable``."""
         observed = observe_json(answer.body) if answer.ok else None
-        if observed is None or not observed.id or observed.status is None:
+        if observed is None or observed.id != ward.kept.id or observed.status is None:
             return False
         if observed.status != ward.status:
             await self._keep(ward, ward.resource(self._me, observed.status, answer.body))
@@ -91,8 +92,10 @@ class Watching:
     async def _look(self, ward: Ward) -> bool:
         """Ask the app how the response fares, and keep what is new; False if it does not say."""
         answer = await self._inside(ward.place.scope("GET", ward.kept.id))
-        if answer.status in _NO_ROUTE:
-            self._wards.finish(ward.kept)
+        if answer.status in _NO_ROUTE and ward.background:
+            self._wards.finish(ward.kept)  # nobody can say how it fares
+        elif answer.status in _NO_ROUTE:
+            await self._lose(ward)  # it was generated for who asked, and that exchange has ended without it
         if answer.status == 404:
             ward.unknown += 1
             if ward.unknown >= _FORGOTTEN_AFTER:
@@ -144,7 +147,7 @@ class Watching:
             items += page.data
             if not page.has_more or not page.last_id:
                 break
-            after = b"&after=" + page.last_id.encode()
+            after = b"&after=" + quote(page.last_id, safe="").encode()
         return msgspec.json.encode(items)
 
 

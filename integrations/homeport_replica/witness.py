@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import msgspec
@@ -41,12 +41,14 @@ class ReplicaWitness:
         archive: Archive,
         wards: Wards,
         journal: Journal | None,
+        drop_events: Callable[[Kept], None],
     ) -> None:
         self._exchange = exchange
         self._me = me
         self._archive = archive
         self._wards = wards
         self._journal = journal
+        self._drop_events = drop_events
         depth = _CREATES.get(exchange.operation)
         self._place = None if depth is None else Place(scope, depth)
         self._body = body
@@ -107,9 +109,8 @@ class ReplicaWitness:
         if kept is not None:
             self._wards.forget(kept)
             self._track = None
-            track = self._tracks.pop(response_id, None)
-            if track is not None:
-                track.abandon()
+            if self._tracks.pop(response_id, None) is not None:
+                self._drop_events(kept)
 
     def passed(self, event: Event) -> None:
         if self._track is not None:

@@ -5,7 +5,7 @@ from homeport.archive import Archive, Kept
 from homeport.error_events import error_frame, failed_event
 from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, missing_state, reject
 from homeport.exchange import Adopt, Exchange, Port, current_exchange, exchange_scope
-from homeport.facts import Observed, observe_json
+from homeport.facts import Observed, observe_json, strict
 from homeport.intake import ClientGone, Intake
 from homeport.keys import Keyring, Kind, Tenant
 from homeport.middleware import ContinuationMiddleware
@@ -78,5 +78,6 @@ __all__ = [
     "reject",
     "settings_reference",
     "sign",
+    "strict",
     "verify_store",
 ]

@@ -116,14 +116,16 @@ class Kept:
 
     def _of(self, resource: Resource) -> tuple[Entry, Entry]:
         owner = Upstream(resource.upstream, resource.fingerprint)
-        # Without the provider's time: what is told of a response here is never a newer one of the same id.
         observed = Observed(self.id, resource.status, background=resource.background)
         response = self._entries.response(self.id, observed, owner, pending=False, background=resource.background)
         return response, self._entries.resource(self.id, resource, response)
 
     async def _record(self, key: StateKey) -> bytes | None:
         [loaded] = await self._state.load([key])
-        return loaded.record if isinstance(loaded, Found) else None
+        if not isinstance(loaded, Found):
+            return None
+        self._state.refresh(key, self._settings.ttl, loaded.remaining)
+        return loaded.record
 
     async def _commit(self, entries: list[Entry], resource: Resource) -> None:
         timeout = self._settings.commit_timeout

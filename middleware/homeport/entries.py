@@ -177,7 +177,11 @@ class EntryMaker:
 
     @staticmethod
     def _beside(response: Entry, key: StateKey, kind: Kind, record: bytes, progress: Progress) -> Entry:
-        return replace(response, key=key, kind=kind, record=record, progress=progress, counted=False, claim=None)
+        # Past its life nobody may read it, so nothing is gained by keeping it as long as a tombstone.
+        life = {"ttl": response.ttl, "tombstone_ttl": 0.0}
+        return replace(
+            response, key=key, kind=kind, record=record, progress=progress, counted=False, claim=None, **life
+        )
 
 
 def _former(owner: Upstream) -> tuple[bytes, ...]:

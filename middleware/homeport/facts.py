@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from homeport.records import Progress, progress_of
+from homeport.records import Progress, is_over, progress_of
 
 __all__ = ["Observed", "add_item", "number_in", "observe_json", "strict", "text_in"]
 
@@ -41,7 +41,7 @@ class Observed:
     @property
     def over(self) -> bool:
         """Whether the response has come to its end, as far as its status says."""
-        return self.progress is Progress.TERMINAL
+        return is_over(self.status)
 
     @property
     def empty(self) -> bool:

@@ -238,9 +238,9 @@ class Ledger:
         self, opaque_id: str, observed: Observed, owner: Upstream, content: Content | None, *, pending: bool
     ) -> list[Entry]:
         background = observed.background or self.request.background
-        response = self._entries.response(
-            opaque_id, observed, owner, pending=pending, background=background, made=self.creates
-        )
+        # What this exchange has shown already is no news to it: it may have been deleted since.
+        made = self.creates and opaque_id not in self._pending
+        response = self._entries.response(opaque_id, observed, owner, pending=pending, background=background, made=made)
         if content is None:
             return [response]
         return [response, *self._entries.content(opaque_id, observed, owner, content, response)]

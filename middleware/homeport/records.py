@@ -29,6 +29,7 @@ __all__ = [
     "Write",
     "decode_record",
     "encode_record",
+    "is_over",
     "progress_of",
     "settle",
 ]
@@ -67,6 +68,14 @@ _PROGRESS = {
     "failed": Progress.TERMINAL,
     "cancelled": Progress.TERMINAL,
 }
+
+
+def is_over(status: str | None) -> bool:
+    """Whether a response with this ``status`` has come to its end, so that nothing can follow.
+
+    One that is absent is an end; one that is not known here is none, as it could not be left again.
+    """
+    return status is None or _PROGRESS.get(status) is Progress.TERMINAL
 
 
 def progress_of(status: str | None) -> Progress:
@@ -115,8 +124,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
     ``owner`` is what "first owner wins" compares; ``former`` are names that count as the same owner. ``generation`` is
     the provider's ``created_at`` (seconds, 0 when not known). ``ttl`` and ``tombstone_ttl`` are seconds; ``ttl=None``
-    never expires. ``counted`` rows use up capacity. ``made``: this very exchange made it, so that a tombstone in
-    its place is of something older. ``claim`` is made or confirmed with it, or neither is. ``learned`` entries, seen
+    never expires. ``counted`` rows use up capacity. ``made``: this very exchange has just made it, so what is in its
+    place is of something older. ``claim`` is made or confirmed with it, or neither is. ``learned`` entries, seen
     in passing, are left out where they conflict; any other conflict fails the write. ``only_known`` entries change a
     live row and make none: what was erased, or has expired, stays so.
     """
@@ -250,8 +259,10 @@ def _find(rows: Mapping[bytes, Row], key: StateKey) -> Row | None:
 
 
 def _settle_entry(row: Row | None, entry: Entry, write: Write) -> Change | None:
-    if entry.only_known and (row is None or row.state is not RowState.LIVE):
-        return None
+    if entry.only_known:
+        if row is None or row.state is not RowState.LIVE:
+            return None
+        entry = msgspec.structs.replace(entry, generation=row.generation)
     if row is None:
         if entry.expected_revision not in (None, 0):
             raise StaleRevision
@@ -295,7 +306,8 @@ def _settle_response(row: Row, entry: Entry) -> Change | None:
     if entry.generation and row.generation and entry.generation != row.generation:
         if entry.generation < row.generation:
             return None  # the late end of an old turn
-        return Replace(row.digest, entry, row.revision + 1, entry.ttl)
+        if entry.made:
+            return Replace(row.digest, entry, row.revision + 1, entry.ttl)
     if row.progress is Progress.TERMINAL or entry.progress < row.progress:
         return None
     if entry.progress == row.progress and entry.record == row.record:

@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from homeport.keys import StateKey
+from homeport.records import is_over
 from homeport.sealing import Sealer, Unsealable
 
 __all__ = [
@@ -45,8 +46,8 @@ class Resource(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def over(self) -> bool:
-        """Whether it has come to its end. A status that is not known here is none: it could not be left again."""
-        return self.status is None or self.status in _ENDS
+        """Whether it has come to its end."""
+        return is_over(self.status)
 
     def __repr__(self) -> str:  # content is in no log
         return f"Resource(status={self.status!r})"
@@ -62,7 +63,6 @@ class Given(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"Given(listed={self.listed})"
 
 
-_ENDS = frozenset({"completed", "incomplete", "failed", "cancelled"})
 _VERSION = 1
 _encoder = msgspec.msgpack.Encoder()
 _resources = msgspec.msgpack.Decoder(Resource)

@@ -161,7 +161,7 @@ class State:
                     # Until a response has ended its own exchange may still move it, which no other replica is told.
                     if progress_of(fact.status) is Progress.TERMINAL:
                         self._remember(key, fact, result.remaining)
-                    self._refresh(key, fact.ttl, result.remaining)
+                    self.refresh(key, fact.ttl, result.remaining)
         return [facts[k] for k in keys]
 
     async def load(self, keys: Sequence[StateKey]) -> Sequence[Loaded]:
@@ -243,7 +243,7 @@ class State:
         await self._timed("delete", self._settings.commit_timeout, lambda: self._store.delete(key, tombstone_ttl=ttl))
         self._invalidate([key.current])
 
-    def _refresh(self, key: StateKey, ttl: float, remaining: float | None) -> None:
+    def refresh(self, key: StateKey, ttl: float, remaining: float | None) -> None:
         """Let a row that is used live on: batched, and at most once per tenth of its life."""
         if not self._settings.refresh_on_read or remaining is None or remaining > ttl * 0.9:
             return

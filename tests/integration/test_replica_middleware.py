@@ -269,6 +269,106 @@ async def test_a_delete_that_the_app_refuses_is_refused() -> None:
         assert await status(b) == "in_progress"
 
 
+async def test_a_delete_is_not_told_before_it_is_durable() -> None:
+    async with site("a", "b") as (a, b):
+        await a.create()
+        store = a.stack._store
+        delete = store.delete
+
+        async def down(*args, **keywords):
+            raise StoreUnavailable("down")
+
+        for replica in (b, a):
+            store.delete = down
+            assert (await replica.ask("DELETE", "/resp_1")).outcome == "state_store_unavailable"
+            store.delete = delete
+            await until(a.stack.ready)
+            await until(b.stack.ready)
+        assert (await a.ask("DELETE", "/resp_1")).status == 200
+        assert (await b.ask("GET", "/resp_1")).status == 404
+
+
+@pytest.mark.parametrize("where", [0, 1])
+async def test_what_is_deleted_while_it_streams_does_not_come_back(where) -> None:
+    app = Stubborn()
+    store = MemoryStore()
+    async with (
+        site("a", app=app, store=store, stream_log=True) as (a,),
+        site("b", store=store, stream_log=True) as (b,),
+    ):
+        live = asyncio.create_task(a.ask("POST", "", STREAM))
+
+        async def begun() -> bool:
+            return (await b.ask("GET", "/resp_1")).status == 200
+
+        await until(begun)
+        assert (await (a, b)[where].ask("DELETE", "/resp_1")).status == 200
+        app.cancelled.set()
+        await live
+        await asyncio.sleep(0.3)
+        for replica in (a, b):
+            assert (await replica.ask("GET", "/resp_1")).status == 404
+        assert not store.board._logs
+
+
+async def test_an_id_that_an_app_uses_again_is_the_new_response() -> None:
+    async with site("a", "b") as (a, b):
+        a.app.shows = {"created_at": 100}
+        await a.create(background=True)
+        assert (await b.ask("POST", "/resp_1/cancel")).json()["status"] == "cancelled"
+        a.app.shows = {"created_at": 200}
+        await a.create(background=True)
+        for replica in (a, b):
+            shown = (await replica.ask("GET", "/resp_1")).json()
+            assert (shown["status"], shown["created_at"]) == ("in_progress", 200)
+
+
+async def test_a_time_that_changes_with_every_answer_makes_no_new_response() -> None:
+    async with site("a", "b") as (a, b):
+        await a.create(background=True)
+        assert (await b.ask("POST", "/resp_1/cancel")).json()["status"] == "cancelled"
+        a.app.responses["resp_1"] |= {"status": "completed", "created_at": 2_000_000_000}
+        await asyncio.sleep(0.2)
+        assert [await status(r) for r in (a, b, a)] == ["cancelled"] * 3
+
+
+async def test_a_status_that_is_not_known_is_no_end() -> None:
+    async with site("a", "b") as (a, b):
+        a.app.shows = {"status": "running"}
+        await a.create(background=True)
+        assert await status(b) == "running"
+        a.app.responses["resp_1"]["status"] = "completed"
+
+        async def completed() -> bool:
+            return await status(b) == "completed"
+
+        await until(completed)
+
+
+async def test_answers_that_are_read_here_are_not_asked_for_compressed() -> None:
+    async with site("a") as (a,):
+        await a.create()
+        headers = (("authorization", "Bearer key-1"), ("accept-encoding", "gzip"), ("x-mine", "1"))
+        await a.ask("GET", "/resp_1", headers=headers)
+        assert b"accept-encoding" not in a.app.headers[-1]
+        assert a.app.headers[-1][b"x-mine"] == b"1"
+
+
+async def test_pages_of_items_are_followed_whatever_their_ids_look_like() -> None:
+    pages = {"": ["a+b/c=&d"], "&after=a%2Bb%2Fc%3D%26d": ["second"]}
+
+    async def listing(scope, response_id):
+        asked = scope["query_string"].decode().removeprefix("limit=100&order=asc")
+        ids = pages[asked]
+        return 200, {"data": [{"id": i} for i in ids], "has_more": not asked, "last_id": ids[-1]}
+
+    async with site("a", "b") as (a, b):
+        a.app.odd["GET", "input_items"] = listing
+        await a.create()
+        items = (await b.ask("GET", "/resp_1/input_items", query="order=asc")).json()["data"]
+        assert [i["id"] for i in items] == ["a+b/c=&d", "second"]
+
+
 # The dead
 
 
@@ -477,6 +577,9 @@ async def test_an_offset_that_is_none_is_refused(offset) -> None:
         assert (refused.status, refused.code) == (400, "invalid_type")
 
 
+STREAM = {"model": "m", "input": "x", "metadata": {"id": "resp_1"}, "background": True, "stream": True}
+
+
 class Stubborn(MemoryApp):
     """Streams in the background, and goes on when it is cancelled."""
 
@@ -496,7 +599,7 @@ class Stubborn(MemoryApp):
         await send({"type": "http.response.body", "body": sse(begun, delta), "more_body": True})
         await self.cancelled.wait()
         await asyncio.sleep(0.2)
-        self.responses["resp_1"]["status"] = "completed"
+        self.responses.get("resp_1", {})["status"] = "completed"
         await send({"type": "http.response.body", "body": sse(ended)})
 
 
@@ -507,8 +610,7 @@ async def test_a_stream_that_goes_on_after_its_cancel_ends_as_cancelled_for_ever
         site("a", app=app, store=store, stream_log=True) as (a,),
         site("b", store=store, stream_log=True) as (b,),
     ):
-        body = {"model": "m", "input": "x", "metadata": {"id": "resp_1"}, "background": True, "stream": True}
-        live = asyncio.create_task(a.ask("POST", "", body))
+        live = asyncio.create_task(a.ask("POST", "", STREAM))
 
         async def begun() -> bool:
             return (await b.ask("GET", "/resp_1")).status == 200

@@ -103,7 +103,7 @@ def test_the_input_of_a_response_as_the_app_lists_it_stands_against_what_was_sen
 
 
 def test_a_newer_generation_of_the_same_owner_starts_again() -> None:
-    change = settled(row(generation=5), entry(generation=6, progress=Progress.PENDING))
+    change = settled(row(generation=5), entry(generation=6, progress=Progress.PENDING, made=True))
     assert isinstance(change, Replace)
 
 

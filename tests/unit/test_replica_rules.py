@@ -11,7 +11,7 @@ from homeport import Intent, Member, Rejected, Resource, Sealer, Settings, Upstr
 from homeport.operations import OperationMatcher
 from homeport.stores.base import StoreUnavailable
 from homeport_replica.directory import ReplicaDirectory
-from homeport_replica.endings import CANCELLED, FAILED, closing_event, ended, shown
+from homeport_replica.endings import CANCELLED, FAILED, closing_event, ended
 from homeport_replica.inside import Answer, CallFailed, Inside, Place, collect
 from homeport_replica.intents import Outcome, open_outcome, seal_outcome
 from homeport_replica.listing import given_items, page
@@ -70,7 +70,9 @@ def test_a_text_is_one_message_and_items_have_ids_that_do_not_change() -> None:
     assert json.loads(given_items(b"{}")) == []
 
 
-@pytest.mark.parametrize("body", [b"\x1f\x8b", b"[]", b'{"input":7}', b'{"input":{}}', b'{"input":"\xff"}', b""])
+@pytest.mark.parametrize(
+    "body", [b"\x1f\x8b", b"[]", b'{"input":7}', b'{"input":{}}', b'{"input":"' + b"x" * (4 << 20) + b'"}', b""]
+)
 def test_an_input_that_cannot_be_read_is_not_made_up(body) -> None:
     assert given_items(body) is None
 
@@ -102,8 +104,17 @@ def test_an_end_keeps_what_the_response_was() -> None:
     }
     assert (failed.status, failed.upstream) == ("failed", "a")
     assert "error" not in json.loads(ended(RESOURCE, "resp_1", CANCELLED).body)
-    minimal = shown(ended(Resource("a", "f", "queued", b"", created_at=3), "resp_1", CANCELLED), "resp_1")
+    minimal = json.loads(ended(Resource("a", "f", "queued", b"", created_at=3), "resp_1", CANCELLED).body)
     assert (minimal["id"], minimal["status"], minimal["created_at"]) == ("resp_1", "cancelled", 3)
+
+
+@pytest.mark.parametrize("odd", [b"NaN", b"-Infinity", b"1e999", b'"\\ud83d"', b'"\xff"', b"9" * 5000])
+def test_a_response_that_only_lax_readers_take_has_an_end_too(odd) -> None:
+    body = b'{"id":"resp_1","status":"in_progress","logprob":' + odd + b"}"
+    failed = ended(Resource("a", "f", "in_progress", body), "resp_1", FAILED, "why")
+    shown = json.loads(failed.body.decode(errors="replace"), parse_int=str)
+    assert (shown["id"], shown["status"], shown["error"]["message"]) == ("resp_1", "failed", "why")
+    assert closing_event(failed, "resp_1", 3).startswith(b"event: response.failed\ndata: ")
 
 
 @pytest.mark.parametrize(
