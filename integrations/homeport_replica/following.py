@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 from homeport import Board, Chunk, Extent, Kept, Resource, Sealer, StoreUnavailable, Unsealable
-from homeport_replica.endings import FAILED, INTERRUPTED, ended
 from homeport_replica.events import Piece, UnreadableChunk, seal_name
+from homeport_replica.orphans import as_of_now
 
 __all__ = ["Following", "Log", "OffsetLost"]
 
@@ -105,9 +105,7 @@ class Log:
                 return self._resource
             self._look_failed = True
             try:
-                resource = await kept.load()
-                if resource is not None and not resource.over and self._dead(resource.fingerprint):
-                    resource = await kept.update(ended(resource, kept.id, FAILED, INTERRUPTED))
+                resource = await as_of_now(kept, dead=self._dead(known.fingerprint))
                 self._resource, self._look_failed = resource, False
             finally:
                 self._looked = asyncio.get_running_loop().time()

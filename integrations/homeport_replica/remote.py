@@ -15,9 +15,10 @@ from homeport import Kept, Member, Operation, Reason, Rejected, Resource, Upstre
 from homeport_replica.admission import admitted
 from homeport_replica.answering import send_deleted, send_end, send_json, send_resource
 from homeport_replica.calls import Call
-from homeport_replica.endings import CANCELLED, FAILED, INTERRUPTED, closing_event, ended
+from homeport_replica.endings import CANCELLED, FAILED, closing_event, ended
 from homeport_replica.intents import CANCEL, DELETE, Outcome, new_intent
 from homeport_replica.listing import page
+from homeport_replica.orphans import as_of_now
 from homeport_replica.replica import Replica, answered, require_kept
 from homeport_replica.resuming import resume, starting_after, wants_stream
 
@@ -61,9 +62,7 @@ class Remote:
 
     async def _load(self, owner: Upstream, member: Member | None, kept: Kept) -> Resource:
         """The response as it is; one whose owner died before its end has failed."""
-        resource = await answered(kept.load())
-        if resource is not None and member is None and not resource.over:
-            resource = await answered(kept.update(ended(resource, kept.id, FAILED, INTERRUPTED)))
+        resource = await answered(as_of_now(kept, dead=member is None))
         if resource is None:
             await require_kept(kept)
         if resource is None or not resource.body:
