@@ -153,4 +153,8 @@ class Membership:
         # A predecessor that was killed seems to live for a while; one that has just beaten does.
         if not self._warned and any(not m.ended and m.age < self._beat for m in twins):
             self._warned = True
-            _logger.warning("another replica beats under the same HOMEPORT_REPLICA_ID, or did until just now")
+            _logger.warning(
+                "another replica beats as %s too, or did until just now: every process needs a HOMEPORT_REPLICA_ID of "
+                "its own, or none",
+                me.name,
+            )

@@ -38,6 +38,11 @@ _logger = logging.getLogger("homeport.replica")
 _IN_CLEAR = (
     "HOMEPORT_ENCRYPTION_KEYS is not set: responses are kept in the store as they are, readable for whoever can read it"
 )
+_NOT_SHARED = "HOMEPORT_DATABASE_URL=memory:// is not shared: what this process makes, no other one can see"
+_ASTRAY = (
+    "a request was forwarded to this replica that is meant for another one: is the HOMEPORT_REPLICA_URL of a replica "
+    "that of another, of a balancer, or of several workers?"
+)
 _BAD_HOP = "The request says that another replica has forwarded it, but that cannot be verified."
 _NO_BOARD = "the store has no board for what replicas tell each other; homeport's own stores have"
 
@@ -62,6 +67,8 @@ class ReplicaMiddleware:
         settings = settings or Settings()
         if settings.tenant_mode == "host":
             raise ValueError("HOMEPORT_TENANT_MODE=host is not for homeport_replica: who asks must be known at once")
+        if store is None and settings.database_url.startswith("memory:"):
+            _logger.warning(_NOT_SHARED)
         if store is None:  # one that is empty may be false
             store = make_store(settings.database_url, pool_size=settings.pool_size, listen_url=settings.listen_url)
         if not hasattr(store, "board"):
@@ -151,7 +158,8 @@ class ReplicaMiddleware:
         except InvalidHop:
             raise Rejected(reject(Reason.INVALID_HEADER, message=_BAD_HOP)) from None
         if hop.owner != self._replica().identity.incarnation:
-            raise Rejected.because(Reason.UPSTREAM_CHANGED)  # it was meant for one that was here before
+            _logger.warning(_ASTRAY)  # or it was meant for one that was here before
+            raise Rejected.because(Reason.UPSTREAM_CHANGED)
         return hop, _replayed(body, receive)
 
     def _signer(self) -> HopSigner:
@@ -182,6 +190,7 @@ class ReplicaMiddleware:
             # What these say is made for who starts the process; of others the text may hold anything.
             shown = isinstance(error, SecretMismatch | ValueError | ModuleNotFoundError)
             text = str(error) if shown else f"homeport could not start: {type(error).__name__}"
+            await self.close()
             await send({"type": "lifespan.startup.failed", "message": text})
             return
 

@@ -7,6 +7,7 @@ The store's answers are given only to whom the app would answer: in tenant mode 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 from starlette.types import Receive, Scope, Send
@@ -24,10 +25,13 @@ from homeport_replica.resuming import resume, starting_after, wants_stream
 
 __all__ = ["Remote"]
 
+_logger = logging.getLogger("homeport.replica")
+
 _FROM_STORE = frozenset({Operation.RETRIEVE, Operation.DELETE, Operation.CANCEL, Operation.INPUT_ITEMS})
 _LOOK = 0.2  # seconds
 _LISTED_SOON = 1.0  # seconds in which an owner that has just begun lists the items of its input
 
+_EVENTS = "No events of this response are kept for all replicas; they are"
 _GONE = "The replica that held this state has stopped, and its state is lost with it."
 
 
@@ -85,11 +89,11 @@ class Remote:
         resource = await answered(kept.load())
         resumer = self._replica.resumer
         if resumer is None or resource is None:
-            raise _not_local(owner, member)
+            raise _not_local(owner, member, _EVENTS)
         if await resume(resumer, kept, resource, call):
             return
         if member is not None and not self._replica.membership.dead(owner.fingerprint):
-            raise _not_local(owner, member)
+            raise _not_local(owner, member, _EVENTS)
         # Its owner died before anything of the stream was kept, or what was kept is gone since.
         resource = await self._load(owner, None, kept)
         if resource.status != FAILED:
@@ -160,6 +164,7 @@ class Remote:
         if member is None:
             raise self._not_here(owner, None)
         if visit.hop is not None or member.url is None or replica.signer is None or replica.peers is None:
+            _logger.warning("what is held by the replica %s cannot be asked of it: it has no URL here", owner.name)
             raise _not_local(owner, member)
         body = await _whole_body(call.receive)
         if body is None:
@@ -218,7 +223,11 @@ async def _whole_body(receive: Receive) -> bytes | None:
     return b"".join(chunks)
 
 
-def _not_local(owner: Upstream, member: Member | None) -> Rejected:
+def _not_local(owner: Upstream, member: Member | None, what: str = "What this request needs is") -> Rejected:
     where = "cannot be reached from this one" if member is not None else "has stopped"
-    text = f"What this request needs is kept by the replica '{owner.name}' alone, which {where}."
-    return Rejected(reject(Reason.RESPONSE_NOT_LOCAL, message=text))
+    return Rejected(
+        reject(
+            Reason.RESPONSE_NOT_LOCAL,
+            message=f"{what} kept by the replica '{owner.name}' alone, which {where}.",
+        )
+    )

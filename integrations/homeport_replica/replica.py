@@ -12,7 +12,20 @@ from typing import TypeVar
 
 from starlette.types import ASGIApp
 
-from homeport import Archive, Board, BoardStore, Kept, Kind, Reason, Rejected, Settings, StoreUnavailable, missing_state
+from homeport import (
+    Archive,
+    Board,
+    BoardStore,
+    Kept,
+    Kind,
+    Reason,
+    Rejected,
+    Settings,
+    StoreUnavailable,
+    Unreadable,
+    missing_state,
+    reject,
+)
 from homeport_replica.asking import Asking
 from homeport_replica.hop import HopSigner
 from homeport_replica.inside import Inside
@@ -30,6 +43,7 @@ T = TypeVar("T")
 
 _logger = logging.getLogger("homeport.replica")
 
+_UNREADABLE = "This replica lacks the key with which another one has sealed what is kept of this response."
 _PURGE_INTERVAL = 60.0
 _PURGE_ROWS = 1000
 _AFTER_A_FAULT = 1.0
@@ -178,6 +192,8 @@ async def answered(work: Awaitable[T]) -> T:
     """What the store says; if it cannot, a request is refused. Raises :class:`homeport.Rejected`."""
     try:
         return await work
+    except Unreadable:
+        raise Rejected(reject(Reason.STORE_UNAVAILABLE, message=_UNREADABLE)) from None
     except StoreUnavailable:
         raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
 

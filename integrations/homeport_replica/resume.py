@@ -32,7 +32,8 @@ from homeport_replica.following import Following, Log, OffsetLost
 __all__ = ["NoEvents", "OffsetLost", "Resumer"]
 
 _FIRST_WAIT = 1.0  # seconds for the first events of a stream to be written; as long as it takes, while it goes on
-_BEGUN_WAIT = 15.0
+_BEGUN_WAIT = 3.0
+_WHOLE = ("completed", "incomplete")  # responses that had more events than a log that broke off
 _LATE = 2.0  # seconds for the last events of a response that is finished to be written
 _TICK = 1.0  # seconds after which an idle reader looks whether anything has ended
 _KEEPALIVE = 15.0
@@ -92,6 +93,8 @@ class Resumer:
                     if gone.done():
                         return
                     raise NoEvents
+                if resource.over and resource.status in _WHOLE and extent.closed and not await self._ends(log, extent):
+                    raise NoEvents
                 number = await self._start(subject, extent, after)
                 pages = await log.page(number)
                 reader = _Reader(log, kept, resource, number, after, self._dead, bell, gone, send)
@@ -116,6 +119,11 @@ class Resumer:
                         async with asyncio.timeout(_TICK):
                             await bell.wait()
         return log.extent
+
+    @staticmethod
+    async def _ends(log: Log, extent: Extent) -> bool:
+        """Whether the log goes to the end of the response: that of one whose client left in the middle does not."""
+        return any(piece.ends for piece in await log.page(extent.newest))
 
     async def _start(self, subject: bytes, extent: Extent, after: int | None) -> int:
         """The number of the chunk that holds the first event after ``after``; of the last chunk if none does yet."""
@@ -211,6 +219,9 @@ class _Reader:
             return self._error(missing_state(Kind.RESPONSE, self._kept.id, Reason.MISSING, in_path=True))
         if not resource.over:
             return ()
+        if self._closed and resource.status in _WHOLE:
+            # Its client left, and it was generated to its end all the same: nobody has written that down.
+            return self._error(reject(Reason.OFFSET_LOST))
         if not self._closed:
             if not self._is_late(resource) and not self._dead(resource.fingerprint):
                 return ()

@@ -10,8 +10,6 @@ from homeport_replica.resume import NoEvents, OffsetLost, Resumer
 
 __all__ = ["resume", "starting_after", "wants_stream"]
 
-_BEGINS = "no event, so leave it out, or the sequence number of one"
-
 
 def wants_stream(query: bytes) -> bool:
     """Whether the events are asked for, not the object."""
@@ -27,7 +25,7 @@ def starting_after(query: bytes) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 16):
-        message = f"Invalid value for 'starting_after': expected {_BEGINS}."
+        message = "Invalid value for 'starting_after': expected a sequence number; leave it out for the first event."
         raise Rejected(reject(Reason.INVALID_TYPE, message=message, param="starting_after"))
     return int(text)
 

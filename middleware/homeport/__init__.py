@@ -1,7 +1,7 @@
 """homeport: a follow-up reaches the upstream that holds its state, from any replica, or is refused before routing."""
 
 from homeport.adapter import Adapter
-from homeport.archive import Archive, Kept
+from homeport.archive import Archive, Kept, Unreadable
 from homeport.error_events import error_frame, failed_event
 from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, missing_state, reject
 from homeport.exchange import Adopt, Exchange, Port, current_exchange, exchange_scope
@@ -59,6 +59,7 @@ __all__ = [
     "StaticDirectory",
     "StoreUnavailable",
     "Tenant",
+    "Unreadable",
     "Unsealable",
     "Upstream",
     "UpstreamDirectory",

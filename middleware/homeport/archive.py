@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 
 from msgspec.structs import replace
@@ -19,7 +20,13 @@ from homeport.state import State
 from homeport.stores.base import CapacityExceeded, Found, StoreUnavailable
 from homeport.upstreams import Upstream
 
-__all__ = ["Archive", "Kept"]
+__all__ = ["Archive", "Kept", "Unreadable"]
+
+_logger = logging.getLogger("homeport")
+
+
+class Unreadable(StoreUnavailable):
+    """What is kept was sealed with a key that this replica lacks, or by a later version."""
 
 
 class Archive:
@@ -79,7 +86,8 @@ class Kept:
         try:
             return decode_resource(record, key, self._sealer)
         except UnreadableResource as exc:
-            raise StoreUnavailable(str(exc)) from None
+            _logger.error("what is kept of a response cannot be read: %s", exc)
+            raise Unreadable(str(exc)) from None
 
     async def load_input(self) -> Given | None:
         """What it was given; None if that is not known."""
@@ -90,7 +98,8 @@ class Kept:
         try:
             return decode_given(record, key, self._sealer)
         except UnreadableResource as exc:
-            raise StoreUnavailable(str(exc)) from None
+            _logger.error("what is kept of a response cannot be read: %s", exc)
+            raise Unreadable(str(exc)) from None
 
     async def update(self, resource: Resource) -> Resource | None:
         """Keep a later state of it, and say what stands: an end is never undone, nor what is gone brought back."""

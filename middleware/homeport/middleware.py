@@ -156,6 +156,7 @@ class ContinuationMiddleware:
             await self.state.open()
         except Exception as error:  # noqa: BLE001 - raised, it would count as "lifespan is not supported"
             reason = MISMATCH if isinstance(error, SecretMismatch) else f"The state store: {type(error).__name__}"
+            await self.state.close()
             await send({"type": "lifespan.startup.failed", "message": reason})
             return
         heard = False

@@ -99,4 +99,4 @@ def _opened(data: bytes, key: StateKey, sealer: Sealer, decoder: msgspec.msgpack
     try:
         return decoder.decode(sealer.unseal(data[1:], key.all))
     except (msgspec.DecodeError, Unsealable) as exc:
-        raise UnreadableResource("it cannot be read") from exc
+        raise UnreadableResource(str(exc) if isinstance(exc, Unsealable) else "it is damaged") from exc

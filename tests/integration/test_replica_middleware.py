@@ -625,6 +625,47 @@ async def test_a_stream_that_goes_on_after_its_cancel_ends_as_cancelled_for_ever
             assert b"response.completed" not in answer.body
 
 
+async def test_a_replica_that_lacks_a_key_says_so(caplog) -> None:
+    store = MemoryStore()
+    new = (f"k2:{SECRET}", f"k1:{SECRET}")
+    async with site("a", store=store, encryption_keys=new) as (a,), site("b", store=store) as (b,):
+        await a.create()
+        answer = await b.ask("GET", "/resp_1")
+        assert (answer.status, answer.outcome) == (503, "state_store_unavailable")
+        assert "lacks the key" in answer.json()["error"]["message"]
+        assert "not in HOMEPORT_ENCRYPTION_KEYS" in caplog.text
+        assert "resp_1" not in caplog.text
+        await b.create("resp_2")
+        assert (await a.ask("GET", "/resp_2")).status == 200, "all keys read"
+
+
+async def test_a_request_that_went_astray_is_said_in_the_log(caplog) -> None:
+    async with site("a", "b") as (a, b):
+        body = b'{"model":"m"}'
+        answer = await a.ask("POST", "", body, headers=await signed(b, "0" * 32, body))
+        assert answer.outcome == "upstream_changed"
+        assert "HOMEPORT_REPLICA_URL" in caplog.text
+
+
+async def test_what_is_not_shared_is_warned_of(caplog) -> None:
+    ReplicaMiddleware(MemoryApp(), settings(**QUICK))
+    assert "memory:// is not shared" in caplog.text
+
+
+async def test_a_start_that_is_refused_leaves_nothing_open(tmp_path) -> None:
+    url = f"sqlite+aiosqlite:///{tmp_path}/homeport.db"
+    first = ReplicaMiddleware(MemoryApp(), settings(**QUICK, database_url=url))
+    await first.open()
+    await first.close()
+    other = {**QUICK, "secrets": ("another secret of enough bytes",), "database_url": url}
+    stack = ReplicaMiddleware(MemoryApp(), settings(**other))
+    [message] = await lifespan(stack)
+    assert message["type"] == "lifespan.startup.failed"
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    with pytest.raises(StoreUnavailable):
+        await stack._store.board.members("scope")
+
+
 # Both topologies
 
 
