@@ -19,7 +19,7 @@ __all__ = ["Obeying"]
 
 _logger = logging.getLogger("homeport.replica")
 
-_AT_ONCE = 64  # intents; those that wait for a slow app do not keep new ones from being read
+_AT_ONCE = 64  # intents that are read, beside those that wait for a slow app
 _REGISTERING = (0.1, 0.3, 0.6)  # seconds: a response can be asked about as soon as it is durable, before it is a ward
 
 
@@ -53,7 +53,6 @@ class Obeying:
 
     async def run(self) -> None:
         """Do what is asked of this replica, until cancelled."""
-        free = asyncio.Semaphore(_AT_ONCE)
         async with asyncio.TaskGroup() as works:
             while True:
                 self._asked.clear()
@@ -63,7 +62,7 @@ class Obeying:
                     for intent in await self._board.open_intents(self._incarnation, limit=limit):
                         if intent.id not in self._working:
                             self._working.add(intent.id)
-                            works.create_task(self._do(intent, free, works))
+                            works.create_task(self._do(intent, works))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._poll):
                         await self._asked.wait()
@@ -72,24 +71,24 @@ class Obeying:
         if subject is None or self._wards.known(subject) is not None:
             self._asked.set()
 
-    async def _do(self, intent: Intent, free: asyncio.Semaphore, works: asyncio.TaskGroup) -> None:
+    async def _do(self, intent: Intent, works: asyncio.TaskGroup) -> None:
         try:
-            outcome = await self._shared(intent, free, works)
+            outcome = await self._shared(intent, works)
             with contextlib.suppress(StoreUnavailable):  # it is asked again
                 await self._board.conclude(intent, seal_outcome(self._sealer, intent, outcome))
         finally:
             self._working.discard(intent.id)
 
-    async def _shared(self, intent: Intent, free: asyncio.Semaphore, works: asyncio.TaskGroup) -> Outcome:
+    async def _shared(self, intent: Intent, works: asyncio.TaskGroup) -> Outcome:
         """What comes of it; of the same that is asked while it is being done there comes the same."""
         name = (intent.subject, intent.verb)
         doing = self._doing.get(name)
         if doing is None:
-            doing = self._doing[name] = works.create_task(self._act(intent, free))
+            doing = self._doing[name] = works.create_task(self._act(intent))
             doing.add_done_callback(lambda _: self._doing.pop(name, None))
         return await asyncio.shield(doing)
 
-    async def _act(self, intent: Intent, free: asyncio.Semaphore) -> Outcome:
+    async def _act(self, intent: Intent) -> Outcome:
         for pause in _REGISTERING:
             if self._wards.known(intent.subject) is not None:
                 break
@@ -99,7 +98,7 @@ class Obeying:
         if ward is None or act is None:
             return Outcome()
         try:
-            async with free, self._wards.alone(ward.kept):  # a second one asks an app that has done the first
+            async with self._wards.alone(ward.kept):  # a second one asks an app that has done the first
                 return await act(ward)
         except (CallFailed, StoreUnavailable):
             return Outcome()

@@ -198,8 +198,8 @@ class Remote:
 
 
 async def _send_outcome(send: Send, outcome: Outcome, resource: Resource, kept: Kept) -> None:
-    """The owner's app's answer; what it shows of the response must not be older than what was kept since."""
-    if outcome.ok and (resource.over or not outcome.body):
+    """The owner's app's answer; what it has shown of the response is kept, and may not be the latest by now."""
+    if outcome.ok:
         await send_resource(send, resource, kept.id)
     else:
         await send_json(send, outcome.status, outcome.body, outcome.content_type or b"application/json")

@@ -11,6 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from homeport import Adapter, Given, Operation, RecallingDirectory, Resource, Upstream, fingerprint
+from homeport.records import Conflict, StaleRevision
+from homeport.stores.base import CapacityExceeded, StoreUnavailable
 from homeport.stores.memory import MemoryStore
 from homeport.tenants import TenantPolicy
 from support.asgi import (
@@ -219,6 +221,21 @@ async def test_what_was_deleted_is_not_waited_for() -> None:
     assert asyncio.get_running_loop().time() - started < 0.3
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/responses", {"model": "m", "input": [{"type": "item_reference", "id": "msg_9"}]}),
+        ("POST", "/v1/responses", {"model": "m", "conversation": "conv_9"}),
+        ("GET", "/v1/conversations/conv_9", None),
+    ],
+)
+async def test_nothing_but_a_response_is_waited_for(method, path, body) -> None:
+    mounted = mount(ScriptedApp(), store=MemoryStore(), adapter=Patient(), upstreams=[A])
+    started = asyncio.get_running_loop().time()
+    assert 400 <= (await call(mounted, method, path, body)).status < 500
+    assert asyncio.get_running_loop().time() - started < 0.3
+
+
 class Recalling(RecallingDirectory):
     """A directory that lists ``b`` alone and knows that ``a`` was there."""
 
@@ -352,3 +369,69 @@ async def test_the_body_of_the_witness_is_what_was_inspected(coding) -> None:
     sent = gzip.compress(body) if coding else body
     assert (await call(mounted, "POST", "/v1/responses", sent, headers=headers)).status == 200
     assert adapter.bodies == [body]
+
+
+async def test_who_deletes_what_is_kept_deletes_the_response() -> None:
+    mounted, _, _ = watched(ScriptedApp(respond(response("resp_1"))))
+    await call(mounted, "POST", "/v1/responses", {"model": "m"})
+    handle = kept(mounted, "resp_1")
+    assert await handle.gone() is False
+    await handle.delete()
+    assert await handle.gone() is True
+    assert (await call(mounted, "GET", "/v1/responses/resp_1")).status == 404
+    follow_up = {"model": "m", "previous_response_id": "resp_1"}
+    assert (await call(mounted, "POST", "/v1/responses", follow_up)).code == "previous_response_not_found"
+
+
+async def test_an_input_that_is_too_large_is_not_kept() -> None:
+    sent = b'[{"id":"item_1"}]'
+    mounted, _, _ = watched(ScriptedApp(*[respond(response())] * 2), max_resource_bytes=len(sent) - 1)
+    await call(mounted, "POST", "/v1/responses", {"model": "m"})
+    assert await kept(mounted, "resp_1").load_input() is None
+
+
+@pytest.mark.parametrize(("more", "listed"), [(0, True), (1, False)])
+async def test_a_list_of_the_input_that_is_too_large_does_not_take_the_place_of_what_was_sent(more, listed) -> None:
+    mounted, _, _ = watched(ScriptedApp(respond(response("resp_1"))), max_resource_bytes=100)
+    await call(mounted, "POST", "/v1/responses", {"model": "m"})
+    handle = kept(mounted, "resp_1")
+    resource = await handle.load()
+    await handle.keep_input(Given(b"[" + b" " * (98 + more) + b"]", listed=True), resource)
+    assert (await handle.load_input()).listed is listed
+
+
+async def test_what_is_kept_beside_responses_uses_up_no_capacity() -> None:
+    store, statuses = MemoryStore(), []
+    for n in range(3):
+        # Each knows only what the store has counted.
+        mounted, _, _ = watched(ScriptedApp(respond(response(f"resp_{n}"))), store, max_records_per_tenant=2)
+        statuses.append((await call(mounted, "POST", "/v1/responses", {"model": "m"})).status)
+    assert statuses[:2] == [200, 200]
+    assert statuses[2] != 200
+
+
+async def test_what_is_kept_beside_a_response_claims_no_id() -> None:
+    body = response("resp_1", output=[{"id": "msg_1", "type": "message"}])
+    mounted, store, _ = watched(ScriptedApp(respond(body)))
+    claims: list[tuple[str, bool]] = []
+    inner = store.commit
+
+    async def commit(write):
+        claims.extend((e.kind.value, e.claim is not None) for e in write.entries)
+        return await inner(write)
+
+    store.commit = commit
+    await call(mounted, "POST", "/v1/responses", {"model": "m"})
+    assert sorted(claims) == [("input", False), ("item", True), ("resource", False), ("response", True)]
+
+
+@pytest.mark.parametrize("refusal", [Conflict, StaleRevision, CapacityExceeded])
+async def test_what_the_store_refuses_to_keep_is_a_store_that_cannot_tell(refusal) -> None:
+    store = CountingStore()
+    mounted, _, _ = watched(ScriptedApp(respond(response("resp_1"))), store)
+    await call(mounted, "POST", "/v1/responses", {"model": "m"})
+    handle = kept(mounted, "resp_1")
+    resource = await handle.load()
+    store.fail_commits = [refusal]
+    with pytest.raises(StoreUnavailable):
+        await handle.update(resource)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from homeport import Kept
 from homeport.stores.memory import MemoryStore
+from homeport.tenants import TenantPolicy
 from homeport_replica import ReplicaMiddleware
-from support.asgi import Answer, call, settings
+from support.asgi import Answer, call, settings, sse, stream_events
 
 SECRET = "a secret of enough bytes for all"
 QUICK = {
@@ -103,6 +106,44 @@ class MemoryApp:
         await send({"type": "http.response.body", "body": data, "more_body": False})
 
 
+class StreamingApp(MemoryApp):
+    """Streams what it makes: its first event, then, once ``goes_on`` is set, the rest. ``heard`` comes from its client.
+
+    ``broke`` is what a send raised.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = asyncio.Event()
+        self.heard: list[str] = []
+        self.broke: Exception | None = None
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope["type"] != "http" or scope["path"] != "/v1/responses":
+            await super().__call__(scope, receive, send)
+            return
+        body = json.loads((await receive())["body"])
+        made = self._made(body)
+        made["status"] = "in_progress"
+        first, *more = stream_events(made["id"], background=made["background"])
+        listening = asyncio.create_task(self._listen(receive))
+        try:
+            head = [(b"content-type", b"text/event-stream")]
+            await send({"type": "http.response.start", "status": 200, "headers": head})
+            await send({"type": "http.response.body", "body": sse(first), "more_body": True})
+            await self.goes_on.wait()
+            made["status"] = "completed"
+            await send({"type": "http.response.body", "body": sse(*more)})
+        except OSError as error:
+            self.broke = error
+            raise
+        finally:
+            listening.cancel()
+
+    async def _listen(self, receive) -> None:
+        self.heard.append((await receive())["type"])
+
+
 class Replica:
     """One of them: ``app`` below, ``stack`` on top."""
 
@@ -123,6 +164,25 @@ class Replica:
         assert made.status == 200, made.body
         return response_id
 
+    @property
+    def incarnation(self) -> str:
+        return self.stack._replica().identity.incarnation
+
+    async def status(self, response_id: str = "resp_1") -> str:
+        """What it shows, which must be there."""
+        return (await self.ask("GET", f"/{response_id}")).json()["status"]
+
+    def asked(self, method: str, tail: str, response_id: str = "resp_1") -> int:
+        """How often the app was asked for this below a response."""
+        return self.app.requests.count((method, f"/v1/responses/{response_id}{tail}"))
+
+    def kept(self, response_id: str = "resp_1") -> Kept:
+        """What this replica keeps of a response of the tenant that :meth:`ask` asks for."""
+        tenant = TenantPolicy(settings()).resolve(
+            [(b"authorization", b"Bearer key-1")], peer=None, unix=False, method="GET", target=b"/", body=b"", now=0
+        )
+        return self.stack.gate.archive.of(tenant, response_id)
+
     def die(self) -> None:
         """As with SIGKILL: nothing is said, nothing is finished."""
         for task in self.stack._replica()._tasks:
@@ -142,3 +202,15 @@ async def site(*names: str, store: MemoryStore | None = None, **changes: Any) ->
     finally:
         for replica in replicas:
             await replica.stack.close()
+
+
+async def until(condition: Callable[[], Awaitable[Any] | Any], seconds: float = 2.0) -> Any:
+    """What ``condition`` gives, once that is true."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = condition()
+        found = await found if hasattr(found, "__await__") else found
+        if found:
+            return found
+        assert time.monotonic() < deadline, "it did not come"
+        await asyncio.sleep(0.02)
