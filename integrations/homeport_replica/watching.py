@@ -112,9 +112,8 @@ class Watching:
 
     async def _keep(self, ward: Ward, resource: Resource) -> None:
         stands = await ward.kept.update(resource)
-        if stands is None:
-            self._wards.forget(ward.kept)
-        elif stands.over:
+        if stands is None or stands.over:
+            # Also of one that was deleted elsewhere: its app has still to be told.
             self._wards.finish(ward.kept)
 
     # The items of its input

@@ -1,4 +1,4 @@
-"""What one exchange makes, told to the warden and to the journal as it is recorded."""
+"""What one exchange makes, told to the wards and to the journal as it is recorded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from homeport_replica.wards import Wards
 __all__ = ["ReplicaWitness"]
 
 _CREATES = {Operation.CREATE: 0, Operation.COMPACT: 1}
-"""And how many segments of their paths are below the collection."""
+"""What makes responses, and how many segments of its path are below the collection."""
 
 
 class _Asked(msgspec.Struct):

@@ -36,7 +36,7 @@ SETTINGS = {
     "REPLICA_DEAD_AFTER": str(DEAD_AFTER),
 }
 # Two cores serve the clients, the replicas and the database: the margins are for what waits for a turn.
-BOUNDS = Bounds(answer=7.0, noticed=DEAD_AFTER + BEAT + 2.0, stale=4.0, stop=4.0)
+BOUNDS = Bounds(answer=12.0, noticed=DEAD_AFTER + BEAT + 2.0, stale=4.0, stop=4.0)
 SETTLED = BOUNDS.noticed + 0.5  # seconds after the kill
 
 CANCELLED, TWICE, AGAIN, DELETED = 0.3, 0.3, 0.2, 0.15  # how likely each is

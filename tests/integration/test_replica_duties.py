@@ -771,3 +771,20 @@ async def test_from_any_peer_a_tenant_is_named_by_who_proves_to_be_a_replica(hop
         answer = await a.ask("POST", "", body, headers=[("x-tenant", "t"), *proof])
         assert answer.status == status
         assert bool(a.app.requests) is (status == 200)
+
+
+async def test_an_owner_that_sees_a_delete_before_it_is_asked_for_it_tells_its_app_all_the_same() -> None:
+    async with site("a", "b") as (a, b):
+        await a.create(background=True)
+        replica, kept = a.stack._replica(), b.kept("resp_1")
+        ward = replica.wards.known(kept.digest)
+        await kept.delete()
+        a.app.responses["resp_1"]["status"] = "completed"
+        await replica.watching.refresh(ward)
+        intent = new_intent(kept, replica.identity.incarnation, DELETE)
+        await replica.board.post(intent, ttl=60)
+
+        async def forgotten() -> bool:
+            return "resp_1" not in a.app.responses
+
+        await until(forgotten)
