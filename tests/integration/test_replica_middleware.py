@@ -13,15 +13,7 @@ from homeport.stores.base import StoreUnavailable
 from homeport.stores.memory import MemoryStore
 from homeport_replica import ReplicaMiddleware
 from support.asgi import call, http_scope, settings, sse, stream_events
-from support.replica_site import ERROR, QUICK, SECRET, MemoryApp, Replica, site
-
-
-async def until(condition, seconds: float = 2.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not (found := await condition()):
-        assert time.monotonic() < deadline, "it did not come"
-        await asyncio.sleep(0.02)
-    return found
+from support.replica_site import ERROR, QUICK, SECRET, MemoryApp, Replica, site, until
 
 
 async def status(replica: Replica, response_id: str = "resp_1") -> str:
