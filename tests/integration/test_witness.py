@@ -435,3 +435,43 @@ async def test_what_the_store_refuses_to_keep_is_a_store_that_cannot_tell(refusa
     store.fail_commits = [refusal]
     with pytest.raises(StoreUnavailable):
         await handle.update(resource)
+
+
+@pytest.mark.parametrize("times", [(5, 5), (0, 0), (5, 9)])
+async def test_the_end_of_a_stream_brings_back_nothing_that_was_deleted_while_it_went_on(times) -> None:
+    """Though what is kept was written meanwhile by another replica, which cancelled it, and whatever its app's time."""
+    store = MemoryStore()
+    events = stream_events("resp_1")
+    for event, created_at in zip((events[0], events[-1]), times, strict=True):
+        event["response"] = {**event["response"], "created_at": created_at}
+    script = respond(sse(*events), content_type="text/event-stream")
+    mounted, _, _ = watched(ScriptedApp(script), store=store)
+    handle = kept(mounted, "resp_1")
+
+    async def cancel_and_delete(_chunk: bytes) -> None:
+        begun = await handle.load()
+        if begun is not None:
+            await handle.update(replace(begun, status="cancelled"))
+            await handle.delete()
+
+    await call(mounted, "POST", "/v1/responses", {"model": "m", "stream": True}, on_chunk=cancel_and_delete)
+    assert await handle.load() is None
+    assert await handle.gone()
+    assert (await call(mounted, "GET", "/v1/responses/resp_1")).outcome == "deleted"
+
+
+async def test_items_that_the_app_has_listed_stand_when_the_response_ends() -> None:
+    """Its end gives the row a longer life, and must not bring back what the request had."""
+    store = MemoryStore()
+    script = respond(sse(*stream_events("resp_1")), content_type="text/event-stream")
+    mounted, _, _ = watched(ScriptedApp(script), store=store, pending_ttl=60)
+    handle = kept(mounted, "resp_1")
+
+    async def list_items(_chunk: bytes) -> None:
+        begun = await handle.load()
+        if begun is not None and not begun.over:
+            await handle.keep_input(Given(b'[{"id":"listed"}]', listed=True), begun)
+
+    await call(mounted, "POST", "/v1/responses", {"model": "m", "stream": True}, on_chunk=list_items)
+    given = await handle.load_input()
+    assert given == Given(b'[{"id":"listed"}]', listed=True)
