@@ -450,7 +450,7 @@ async def test_the_end_of_a_stream_brings_back_nothing_that_was_deleted_while_it
 
     async def cancel_and_delete(_chunk: bytes) -> None:
         begun = await handle.load()
-        if begun is not None:
+        if begun is not None and begun.status == "in_progress":
             await handle.update(replace(begun, status="cancelled"))
             await handle.delete()
 
