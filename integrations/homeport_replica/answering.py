@@ -8,7 +8,13 @@ from starlette.types import Send
 from homeport import Resource
 from homeport_replica.endings import shown
 
-__all__ = ["send_deleted", "send_end", "send_json", "send_resource"]
+__all__ = ["STREAM_HEADERS", "send_deleted", "send_end", "send_json", "send_resource"]
+
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
 
 
 async def send_json(send: Send, status: int, body: bytes, content_type: bytes = b"application/json") -> None:
@@ -19,8 +25,7 @@ async def send_json(send: Send, status: int, body: bytes, content_type: bytes = 
 
 async def send_end(send: Send, event: bytes) -> None:
     """A stream of one event, the terminal one."""
-    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
     await send({"type": "http.response.body", "body": event, "more_body": False})
 
 

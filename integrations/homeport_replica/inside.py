@@ -10,7 +10,18 @@ from urllib.parse import quote, unquote_to_bytes
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from homeport import Adopt, Exchange, Operation, Rejected, Rejection, Selector, Tenant, Upstream, exchange_scope
+from homeport import (
+    Adopt,
+    Exchange,
+    Operation,
+    Rejected,
+    Rejection,
+    Selector,
+    Tenant,
+    Upstream,
+    exchange_scope,
+    is_event_stream,
+)
 
 __all__ = ["Answer", "CallFailed", "Inside", "Place"]
 
@@ -211,7 +222,7 @@ class _Held:
 
 
 def _streams(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    return any(k.lower() == b"content-type" and v.lower().startswith(b"text/event-stream") for k, v in headers)
+    return any(k.lower() == b"content-type" and is_event_stream(v) for k, v in headers)
 
 
 def _empty_body() -> Receive:

@@ -25,6 +25,7 @@ from homeport import (
     missing_state,
     reject,
 )
+from homeport_replica.answering import STREAM_HEADERS
 from homeport_replica.endings import CANCELLED, closing_event
 from homeport_replica.events import MAX_NUMBER, Piece
 from homeport_replica.following import Following, Log, OffsetLost
@@ -41,11 +42,6 @@ _PATIENCE = 30.0  # seconds for a store that fails under a reader
 _PAUSE = 0.5  # seconds between two tries of a reader
 _LARGE = 1 << 18  # bytes of a response that is put into an event in a thread
 _COMMENT = b": homeport\n\n"  # an event without data crashes clients (WIRE.md section 3.1)
-_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 
 class NoEvents(Exception):
@@ -179,7 +175,7 @@ class _Reader:
 
     async def run(self, pieces: Sequence[Piece]) -> None:
         """Send ``pieces``, and what comes after them, to the end."""
-        await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
         now = asyncio.get_running_loop().time
         sent_at = now()
         failing: float | None = None

@@ -44,11 +44,6 @@ class Sealer:
             self._aes = AESGCM
             self._invalid: type[Exception] = InvalidTag
 
-    @property
-    def seals(self) -> bool:
-        """Whether content is encrypted."""
-        return self._first is not None
-
     def seal(self, content: bytes, name: bytes) -> bytes:
         """``content`` for the place ``name``."""
         if self._first is None:

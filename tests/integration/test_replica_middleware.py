@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 
@@ -282,25 +283,14 @@ async def test_a_delete_is_not_told_before_it_is_durable() -> None:
 
 @pytest.mark.parametrize("where", [0, 1])
 async def test_what_is_deleted_while_it_streams_does_not_come_back(where) -> None:
-    app = Stubborn()
-    store = MemoryStore()
-    async with (
-        site("a", app=app, store=store, stream_log=True) as (a,),
-        site("b", store=store, stream_log=True) as (b,),
-    ):
-        live = asyncio.create_task(a.ask("POST", "", STREAM))
-
-        async def begun() -> bool:
-            return (await b.ask("GET", "/resp_1")).status == 200
-
-        await until(begun)
+    async with streaming() as (a, b, live):
         assert (await (a, b)[where].ask("DELETE", "/resp_1")).status == 200
-        app.cancelled.set()
+        a.app.cancelled.set()
         await live
         await asyncio.sleep(0.3)
         for replica in (a, b):
             assert (await replica.ask("GET", "/resp_1")).status == 404
-        assert not store.board._logs
+        assert not a.stack._store.board._logs
 
 
 async def test_an_id_that_an_app_uses_again_is_the_new_response() -> None:
@@ -595,11 +585,12 @@ class Stubborn(MemoryApp):
         await send({"type": "http.response.body", "body": sse(ended)})
 
 
-async def test_a_stream_that_goes_on_after_its_cancel_ends_as_cancelled_for_everybody() -> None:
-    app = Stubborn()
+@contextlib.asynccontextmanager
+async def streaming():
+    """Two replicas; a :class:`Stubborn` stream of the first has begun, and the second one knows."""
     store = MemoryStore()
     async with (
-        site("a", app=app, store=store, stream_log=True) as (a,),
+        site("a", app=Stubborn(), store=store, stream_log=True) as (a,),
         site("b", store=store, stream_log=True) as (b,),
     ):
         live = asyncio.create_task(a.ask("POST", "", STREAM))
@@ -608,6 +599,11 @@ async def test_a_stream_that_goes_on_after_its_cancel_ends_as_cancelled_for_ever
             return (await b.ask("GET", "/resp_1")).status == 200
 
         await until(begun)
+        yield a, b, live
+
+
+async def test_a_stream_that_goes_on_after_its_cancel_ends_as_cancelled_for_everybody() -> None:
+    async with streaming() as (a, b, live):
         resumed = asyncio.create_task(b.ask("GET", "/resp_1", query="stream=true"))
         assert (await b.ask("POST", "/resp_1/cancel")).json()["status"] == "cancelled"
         for answer in (await live, await resumed, await a.ask("GET", "/resp_1", query="stream=true")):

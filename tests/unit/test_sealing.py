@@ -69,7 +69,6 @@ def test_what_is_damaged_is_not_opened(damaged: bytes) -> None:
 
 
 def test_without_keys_content_is_kept_as_it_is_and_read_when_keys_come_later() -> None:
-    assert not Sealer({}).seals
     kept = Sealer({}).seal(b"content", b"here")
     assert b"content" in kept
     assert Sealer(NEW).unseal(kept, [b"here"]) == b"content"
