@@ -183,9 +183,8 @@ def test_after_the_death_of_the_owner_the_stream_has_an_end(fleet: Fleet, fallen
         assert (end.type, end.response.status, end.response.id) == ("response.failed", "failed", fallen.streamed)
         assert numbers(events) == list(range(len(events)))
         assert len(events) > 15
-        assert [e.to_dict() for e in events[:-1]][1 : len(fallen.seen)] == [e.to_dict() for e in fallen.seen][
-            : len(events) - 2
-        ]
+        # Which of the two saw more of its last moments is a race.
+        assert all(kept.to_dict() == seen.to_dict() for kept, seen in zip(events[1:-1], fallen.seen, strict=False))
     for replica in fleet:
         assert numbers(replica.resume(fallen.streamed, 10)) == list(range(11, len(fallen.tail)))
     assert status(fallen.streamed, fleet.replicas) == ["failed"] * 3
