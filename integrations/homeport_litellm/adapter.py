@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from homeport import Adapter, Kind, Operation, Upstream
 from homeport_litellm import ids
@@ -22,10 +22,19 @@ _CREDENTIALS = (
 
 
 class LiteLLMAdapter(Adapter):
-    """``key_header`` gives ``general_settings.litellm_key_header_name``, which goes before all others."""
+    """``key_header`` gives ``general_settings.litellm_key_header_name``, which goes before all others.
 
-    def __init__(self, *, key_header: Callable[[], str | None]) -> None:
+    ``serving`` gives the upstreams of the deployments that LiteLLM may choose for a model, if there is a router.
+    """
+
+    def __init__(
+        self,
+        *,
+        key_header: Callable[[], str | None],
+        serving: Callable[[str | None], Collection[Upstream]] | None = None,
+    ) -> None:
         self._key_header = key_header
+        self._serving = serving
 
     def canonical(self, kind: Kind, opaque_id: str) -> str:
         return ids.canonical(kind, opaque_id)
@@ -46,6 +55,9 @@ class LiteLLMAdapter(Adapter):
 
     def answers_alone(self, operation: Operation) -> bool:
         return operation is Operation.INPUT_TOKENS  # counted by LiteLLM from the input as it was sent
+
+    def serving(self, model: str | None, upstreams: Mapping[str, Upstream]) -> Collection[Upstream]:
+        return super().serving(model, upstreams) if self._serving is None else self._serving(model)
 
     def credential_headers(self) -> Sequence[str]:
         own = self._key_header()

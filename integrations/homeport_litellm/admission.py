@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, MutableMapping
 from datetime import UTC, datetime
 from typing import Any
@@ -99,6 +100,16 @@ class Admission:
             exchange.served_by(None)
         else:
             exchange.served_by(pin or there)
+
+    def apply_history(self, call: Call, exchange: Exchange, data: MutableMapping[str, Any]) -> None:
+        """Write what came before into what LiteLLM will call with, where the upstream keeps nothing of it."""
+        replayed = exchange.replayed
+        if replayed is None:
+            return
+        data["input"] = json.loads(replayed.input)
+        for name in replayed.without:
+            data.pop(name, None)
+        call.inspected = (data["input"], data.get("tools"))
 
     def apply_pin(
         self, exchange: Exchange, data: MutableMapping[str, Any], call_type: str, *, team: str | None

@@ -10,10 +10,10 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from homeport import Kind, Operation, Rejected, Selector, inspect_body
+from homeport import Kind, Operation, Rejected, Selector, Upstream, inspect_body
 from homeport_litellm import ids
 
-__all__ = ["Continuation", "admitted", "continuation_of", "departs"]
+__all__ = ["Continuation", "admitted", "continuation_of", "departs", "loses"]
 
 _MANY = 1 << 16
 _REFERRING = frozenset({"previous_response_id", "conversation", "input", "tools"})
@@ -54,14 +54,20 @@ def departs(
     turn: bool,
     made: Collection[str],
     inspected: Collection[object] = (),
+    replaced: Collection[str] = (),
 ) -> bool:
     """Whether ``call`` would take state along that was not admitted, or leave behind what was.
 
     ``turn``: the call is the request itself; LiteLLM's own calls beside it need not continue anything. ``made`` are the
     responses of this very exchange, which a tool loop continues. ``inspected`` are parts of the body, by identity, that
-    the gate has read: large inputs are not read twice.
+    the gate has read: large inputs are not read twice. ``replaced`` are members for which a history stands in the call.
     """
-    wanted, found, extra = admitted(selectors), continuation_of(call), call.get("extra_body")
+    admitted_ = admitted(selectors)
+    wanted = Continuation(
+        None if "previous_response_id" in replaced else admitted_.response,
+        None if "conversation" in replaced else admitted_.conversation,
+    )
+    found, extra = continuation_of(call), call.get("extra_body")
     if call.get("kwargs") or (turn and selectors and _drops(call.get("additional_drop_params"))):
         return True
     if extra and not isinstance(extra, Mapping):
@@ -75,6 +81,14 @@ def departs(
     if found.conversation != wanted.conversation and (found.conversation is not None or turn):
         return True
     return bool(_items(call, {id(part) for part in inspected}) - {(s.kind, s.id) for s in selectors})
+
+
+def loses(given: object, served: Upstream) -> bool:
+    """Whether ``served`` would not see some item of the input ``given``."""
+    if served.takes is None or not isinstance(given, list):
+        return False
+    kinds = {str(item.get("type") or "message") for item in given if isinstance(item, Mapping)}
+    return not kinds <= served.takes
 
 
 def _items(call: Mapping[str, object], inspected: Collection[int]) -> set[tuple[Kind, str]]:

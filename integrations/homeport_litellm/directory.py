@@ -28,6 +28,19 @@ POLLING = Upstream("litellm-polling", fingerprint("litellm", "polling"), shared=
 BRIDGE = fingerprint("litellm", "bridge")
 """Of deployments without a Responses API of their own: their history is in LiteLLM's database, so all are one place."""
 
+BRIDGED = frozenset(
+    {
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "reasoning",
+        "web_search_call",
+    }
+)
+"""The items of an input that LiteLLM hands on to them; it leaves out any other without a word (LiteLLM 1.108)."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Snapshot:
@@ -44,7 +57,8 @@ class RouterDirectory:
     """The upstreams of the router as it is now; made anew when a deployment was added, edited, paused or removed.
 
     ``router`` gives LiteLLM's router, None before its configuration is loaded. ``history`` says whether LiteLLM has a
-    database, without which bridged deployments forget every turn. ``passthrough`` gives the pass-through's account.
+    database, without which bridged deployments forget every turn; with ``replays`` homeport remembers for them, whose
+    history is the tenant's. ``passthrough`` gives the pass-through's account.
     """
 
     def __init__(
@@ -54,8 +68,10 @@ class RouterDirectory:
         router: Callable[[], Any],
         history: Callable[[], bool],
         passthrough: Callable[[], Account | None],
+        replays: bool = False,
     ) -> None:
         self._keyring = keyring
+        self._replays = replays
         self._router = router
         self._history = history
         self._passthrough = passthrough
@@ -64,6 +80,13 @@ class RouterDirectory:
 
     def upstreams(self) -> Mapping[str, Upstream]:
         return self._current().upstreams
+
+    def serving(self, model: str | None) -> list[Upstream]:
+        """The upstreams of the deployments that LiteLLM may choose for ``model``; all where it cannot be told."""
+        router, known = self._router(), self.upstreams()
+        listed = router.get_model_list(model_name=model) if router is not None and model is not None else None
+        names = [deployment_id(d) for d in listed or ()]
+        return [u for name in names if (u := known.get(name or "")) is not None] or list(known.values())
 
     def get(self, name: str | None) -> Upstream | None:
         """The upstream of the deployment with this id."""
@@ -153,7 +176,7 @@ class RouterDirectory:
     def _upstream(self, name: str, deployment: Deployment, *, history: bool) -> tuple[Upstream, bool]:
         params, info = deployment["litellm_params"], deployment.get("model_info") or {}
         if is_bridged(params, info):
-            return Upstream(name, BRIDGE, stateful=history, paused=_blocked(deployment)), True
+            return self._bridged(name, deployment, history=history), True
         label = info.get("homeport_upstream")
         place, *former = self._keyring.fingerprints(*account_of(params).parts)
         if not isinstance(label, str) or not label.strip():
@@ -161,6 +184,15 @@ class RouterDirectory:
         # What it was before it got its label is still there.
         labelled = fingerprint("label", label)
         return Upstream(name, labelled, paused=_blocked(deployment), former=(place, *former)), True
+
+
+    def _bridged(self, name: str, deployment: Deployment, *, history: bool) -> Upstream:
+        paused = _blocked(deployment)
+        if not self._replays:
+            return Upstream(name, BRIDGE, stateful=history, paused=paused)
+        # What one provider has thought is for none of the others.
+        place = fingerprint("litellm", "bridge", provider_of(deployment["litellm_params"]))
+        return Upstream(name, place, stateful=False, paused=paused, takes=BRIDGED)
 
 
 def deployment_id(deployment: Deployment) -> str | None:

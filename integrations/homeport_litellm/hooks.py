@@ -13,7 +13,7 @@ from litellm.litellm_core_utils.llm_response_utils.get_headers import get_respon
 from homeport import Kind, Reason, Rejected, Rejection, Settings, Upstream, current_exchange, reject
 from homeport_litellm import ids, proxy
 from homeport_litellm.admission import Admission
-from homeport_litellm.called import continuation_of, departs
+from homeport_litellm.called import continuation_of, departs, loses
 from homeport_litellm.calls import (
     BODY_CALLS,
     CONTAINER_CALLS,
@@ -59,6 +59,7 @@ class HomeportHooks(CustomLogger):
             elif call_type in RESPONSES_CALLS:
                 self._admission.check_body(call, exchange, data, call_type)
                 await self._admission.admit(exchange, user_api_key_dict)
+                self._admission.apply_history(call, exchange, data)
                 self._admission.apply_pin(exchange, data, call_type, team=user_api_key_dict.team_id)
             else:
                 await self._admission.admit(exchange, user_api_key_dict)
@@ -126,13 +127,22 @@ class HomeportHooks(CustomLogger):
         if (
             self._enforce
             and name in BODY_CALLS
-            and departs(kwargs, exchange.selectors, turn=turn, made=call.made, inspected=call.inspected)
+            and departs(
+                kwargs,
+                exchange.selectors,
+                turn=turn,
+                made=call.made,
+                inspected=call.inspected,
+                replaced=frozenset() if exchange.replayed is None else exchange.replayed.without,
+            )
         ):
             raise NotServed(reject(Reason.AMBIGUOUS_SELECTOR), str(kwargs.get("model")))
         served = self._served_by(call, kwargs)
         pin = exchange.pin
         if self._enforce and turn and pin is not None and (served is None or not served.is_home_of(pin.fingerprint)):
             raise NotServed(reject(Reason.PIN_VIOLATED), str(kwargs.get("model")))
+        if turn and exchange.replayed is not None and served is not None and loses(kwargs.get("input"), served):
+            raise NotServed(reject(Reason.HISTORY_NOT_PORTABLE), str(kwargs.get("model")))  # a fallback to another group
         exchange.served_by(served)
         return self._with_conversation(kwargs)
 
@@ -207,8 +217,9 @@ def _spoken_by(error: Exception) -> HTTPException:
 
 
 def _quiet(rejection: Rejection) -> HTTPException:
-    # What LiteLLM logs of it holds no id. What the client gets is the rejection itself, from the middleware.
-    return HTTPException(status_code=rejection.status, detail=f"homeport: {rejection.reason.value}")
+    # What LiteLLM logs of it holds no id. What the client gets is the rejection itself, from the middleware, or what
+    # homeport answers with instead of LiteLLM.
+    return HTTPException(status_code=max(rejection.status, 400), detail=f"homeport: {rejection.reason.value}")
 
 
 def _raise_quietly(rejection: Rejection) -> NoReturn:

@@ -41,12 +41,13 @@ def mount(app: Any) -> ContinuationMiddleware | None:
         router=proxy.router,
         history=proxy.has_history,
         passthrough=proxy.passthrough_account,
+        replays=settings.history,
     )
     gate = ContinuationMiddleware(
         AnswerWatch(inner, settings),
         settings=settings,
         upstreams=directory,
-        adapter=LiteLLMAdapter(key_header=proxy.key_header),
+        adapter=LiteLLMAdapter(key_header=proxy.key_header, serving=directory.serving),
     )
     outer.app = CallLayer(gate, inner, settings)
     litellm.logging_callback_manager.add_litellm_callback(HomeportHooks(settings, directory))

@@ -16,6 +16,7 @@ from homeport import (
     Operation,
     Rejected,
     Rejection,
+    Replayed,
     Selector,
     Tenant,
     Upstream,
@@ -155,6 +156,7 @@ class _OwnPort:
     stream_id: str | None = None
     selectors: tuple[Selector, ...] = ()
     reported = True
+    replayed: Replayed | None = None
 
     def __init__(self, me: Upstream) -> None:
         self.pin = me

@@ -4,7 +4,7 @@ from homeport.adapter import Adapter
 from homeport.archive import Archive, Kept, Unreadable
 from homeport.error_events import error_frame, failed_event
 from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, missing_state, reject
-from homeport.exchange import Adopt, Exchange, Port, current_exchange, exchange_scope
+from homeport.exchange import Adopt, Exchange, Port, Replayed, current_exchange, exchange_scope
 from homeport.facts import Observed, observe_json, strict
 from homeport.intake import ClientGone, Intake
 from homeport.keys import Keyring, Kind, Tenant
@@ -50,6 +50,7 @@ __all__ = [
     "RecallingDirectory",
     "Rejected",
     "Rejection",
+    "Replayed",
     "Resource",
     "Sealer",
     "SecretMismatch",

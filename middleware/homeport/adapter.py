@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from homeport.exchange import Exchange
@@ -64,6 +64,13 @@ class Adapter:
         an operation whose body is not.
         """
         return None
+
+    def serving(self, model: str | None, upstreams: Mapping[str, Upstream]) -> Collection[Upstream]:
+        """Those of ``upstreams`` that the proxy may send a request for ``model`` to, as far as it can tell.
+
+        Asked where a history is replayed: it must suit each of them.
+        """
+        return [u for u in upstreams.values() if u.serves(model)]
 
     def serves_sockets(self) -> bool:
         """Whether the proxy serves the WebSocket of the Responses API where :attr:`Exchange.pin` says.

@@ -18,6 +18,7 @@ from homeport.errors import Rejected
 from homeport.facts import observe_json
 from homeport.observation import ObservedEvent, observe_stream
 from homeport.outlet import Outlet
+from homeport.rewriting import Shown
 from homeport.settings import Settings
 from homeport.sse import Event, blocks
 
@@ -37,17 +38,22 @@ _KEPT_BYTES = 1 << 16
 _EARLY_BYTES = 1 << 16
 _MAX_DECODED = 1 << 30  # of a buffered answer, on disk: more is a bomb
 _JSON = (b"{", b"[", b"\xff", b"\xfe", b"\0")  # or what may be JSON in UTF-16, which nobody records
+# What describes the bytes as they came.
+_OF_BYTES = frozenset({b"content-length", b"content-encoding", b"etag", b"digest", b"content-digest", b"repr-digest"})
 _NO_SPACE = re.compile(rb"[^ \t\r\n\xef\xbb\xbf]")
 
 
 class Recorder(Protocol):
     """What an answer tells the exchange; each of them raises :class:`Rejected` if the answer may not go out.
 
-    ``keeps_content``: it wants to see the objects of the responses too, and the events that pass.
+    ``keeps_content``: it wants to see the objects of the responses too; ``watched``: the events that pass as well.
     """
 
     @property
     def keeps_content(self) -> bool: ...
+
+    @property
+    def watched(self) -> bool: ...
 
     async def pending(self, event: ObservedEvent) -> None:
         """A response has begun."""
@@ -204,12 +210,14 @@ class _FirstByte:
 class BufferedAnswer:
     """Holds head and body until ownership is durable, then releases the very same bytes.
 
+    Or what ``shown`` makes of them, where the upstream was not told what the client has asked for.
     A body beyond ``HOMEPORT_MAX_RESPONSE_BYTES`` goes to a temporary file: a paid answer is never refused for its size.
     """
 
-    def __init__(self, outlet: Outlet, recorder: Recorder, settings: Settings) -> None:
+    def __init__(self, outlet: Outlet, recorder: Recorder, settings: Settings, shown: Shown | None = None) -> None:
         self._outlet = outlet
         self._recorder = recorder
+        self._shown = shown
         self._limit = settings.max_response_bytes
         self._max_event_bytes = settings.max_event_bytes
         self._head: Message = {}
@@ -265,6 +273,17 @@ class BufferedAnswer:
             return
         for event in seen:
             await (self._recorder.final if event.terminal else self._recorder.pending)(event)
+        if self._shown is not None:
+            await asyncio.to_thread(self._rewrite, self._shown)
+
+    def _rewrite(self, shown: Shown) -> None:
+        """Put in place of the body what the client must see."""
+        with contextlib.ExitStack() as stack:
+            body = shown.response(self._decoded(stack))
+        self.close()
+        self._chunks, self._size = [body], len(body)
+        kept = [(k, v) for k, v in self._head.get("headers", ()) if k.lower() not in _OF_BYTES]
+        self._head = {**self._head, "headers": [*kept, (b"content-length", b"%d" % len(body))]}
 
     def _observe(self) -> list[ObservedEvent] | None:
         """The facts of the body: of one object, or of the events of a stream that does not say that it is one.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -87,7 +90,7 @@ def litellm(context: typer.Context) -> None:
     try:
         command.run(context.args)
     except ModuleNotFoundError as error:
-        _fail(f"this command needs {error.name}: pip install 'homeport[litellm]'")
+        _fail(_missing(error, "litellm"))
     except ValueError as error:
         _fail(str(error))
 
@@ -114,12 +117,34 @@ def register(
     try:
         work.run(kind, _value(opaque_id), upstream, _pairs(tenant or []), litellm_config)
     except ModuleNotFoundError as error:
-        _fail(f"this command needs {error.name}: pip install 'homeport[litellm]'")
+        _fail(_missing(error, "litellm"))
     except ValueError as error:
         _fail(str(error))
     except work.Refused as error:
         _fail(str(error), error.code)
     typer.echo(f"homeport: the {kind} is registered at {upstream}")
+
+
+@app.command()
+def reencrypt(
+    as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object.")] = False,
+) -> None:
+    """Seal all stored content with the first of HOMEPORT_ENCRYPTION_KEYS, while replicas run.
+
+    It may be stopped and run again. Exit code 0 when no other key is needed any more, 1 if some content still needs
+    one, 2 for settings that do not do, 3 if the store does not answer.
+    """
+    work = importlib.import_module("homeport.commands.reencrypt")
+    homeport = importlib.import_module("homeport")
+    try:
+        with _progress() as progress:
+            report = asyncio.run(work.reencrypt(homeport.Settings(), progress))
+    except (ValueError, ModuleNotFoundError) as error:
+        _fail(str(error))
+    except homeport.StoreUnavailable:
+        _fail("the store does not answer; what was done stays so, and it may be run again", 3)
+    typer.echo(json.dumps(report.counts) if as_json else "\n".join(f"homeport: {line}" for line in report.lines()))
+    raise typer.Exit(0 if report.complete else 1)
 
 
 @app.command()
@@ -164,6 +189,18 @@ def check_request(
     raise typer.Exit(1 if report.refused else 0)
 
 
+@contextmanager
+def _progress() -> Iterator[Callable[[float, str], None] | None]:
+    """What shows, on a terminal alone, how much is done and a line about it; it is gone in the end."""
+    if not typer.get_text_stream("stderr").isatty():
+        yield None
+        return
+    try:
+        yield lambda done, line: typer.echo(f"\r{done:4.0%}: {line}", nl=False, err=True)
+    finally:
+        typer.echo("\r\x1b[K", nl=False, err=True)
+
+
 def _pairs(texts: list[str]) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for text in texts:
@@ -182,7 +219,13 @@ def _extra(module: str, extra: str):  # type: ignore[no-untyped-def]  # a module
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        _fail(f"this command needs {error.name}: pip install 'homeport[{extra}]'")
+        _fail(_missing(error, extra))
+
+
+def _missing(error: ModuleNotFoundError, extra: str) -> str:
+    """What to say of it; ``extra`` is where it comes from, unless it says so itself."""
+    said = str(error)
+    return said if "pip install" in said else f"this command needs {error.name}: pip install 'homeport[{extra}]'"
 
 
 def _fail(message: str, code: int = 2) -> NoReturn:

@@ -11,11 +11,23 @@ from dataclasses import dataclass
 
 from homeport.errors import Reason, Rejection, missing_state, reject
 from homeport.keys import Kind
+from homeport.operations import Operation
 from homeport.records import Record
 from homeport.selectors import Selector
 from homeport.upstreams import Upstream
 
-__all__ = ["Decision", "Fact", "MissPolicy", "Pass", "Pin", "Reject", "decide"]
+__all__ = [
+    "Decision",
+    "Fact",
+    "MissPolicy",
+    "Pass",
+    "Pin",
+    "Reject",
+    "Replay",
+    "Serve",
+    "decide",
+    "holds_conversations",
+]
 
 Fact = Record | Reason
 """What the store says of a selector: its record, or MISSING, EXPIRED or DELETED."""
@@ -23,13 +35,17 @@ Fact = Record | Reason
 
 @dataclass(frozen=True, slots=True)
 class MissPolicy:
-    """What may go on although it is not known: the ``forward`` and ``new`` settings."""
+    """What may go on although it is not known, or its owner is gone: ``forward``, ``new`` and ``replay`` settings."""
 
     forward_response: bool = False
     new_conversation: bool = False
     forward_item: bool = False
     forward_container: bool = False
     forward_encrypted: bool = True
+    replay_lost: bool = False
+    """Go on elsewhere where an owner is gone (``HOMEPORT_OWNER_LOST``)."""
+    history: bool = False
+    """homeport keeps what goes in and out (``HOMEPORT_HISTORY``)."""
 
     def tolerates(self, selector: Selector, reason: Reason, *, single_upstream: bool) -> bool:
         if selector.kind is Kind.ENCRYPTED:
@@ -48,7 +64,7 @@ class MissPolicy:
                 return self.forward_item
             case Kind.CONTAINER:
                 return self.forward_container
-            case Kind.CLAIM | Kind.RESOURCE | Kind.INPUT:
+            case Kind.CLAIM | Kind.RESOURCE | Kind.INPUT | Kind.TURN | Kind.LEASE:
                 return False  # never named by a request
 
 
@@ -65,6 +81,23 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
+class Replay:
+    """What is kept stands in the request for ``recalled``, which goes no further; to ``upstream``, or wherever it may.
+
+    ``lost`` is the record of state whose owner is gone: then this is a move.
+    """
+
+    upstream: Upstream | None
+    recalled: tuple[Selector, ...]
+    lost: Record | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """homeport itself holds what the path names, and answers."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reject:
     """The request is refused. ``known`` is the owner that is known all the same, for mode ``observe``."""
 
@@ -72,7 +105,10 @@ class Reject:
     known: Upstream | None = None
 
 
-Decision = Pass | Pin | Reject
+Decision = Pass | Pin | Replay | Serve | Reject
+
+_REPLAYED = frozenset({Operation.CREATE, Operation.COMPACT, Operation.INPUT_TOKENS})
+_RECALLED = frozenset({Kind.RESPONSE, Kind.CONVERSATION, Kind.ITEM})
 
 
 def decide(
@@ -80,11 +116,19 @@ def decide(
     facts: Mapping[Selector, Fact],
     upstreams: Mapping[str, Upstream],
     *,
+    operation: Operation,
     model: str | None,
     policy: MissPolicy,
 ) -> Decision:
     """Decide one request. ``facts`` holds an entry for every selector; ``model`` is None if the request names none."""
-    owners = {f.fingerprint: f for f in (facts[s] for s in selectors) if isinstance(f, Record)}
+    known = {s: f for s in selectors if isinstance(f := facts[s], Record)}
+    replayable = operation in _REPLAYED
+    gone = {
+        f.fingerprint: f
+        for f in known.values()
+        if policy.replay_lost and replayable and not f.held and _is_gone(f.fingerprint, upstreams)
+    }
+    owners = {f.fingerprint: f for f in known.values() if not f.held and f.fingerprint not in gone}
     target = _target(owners, upstreams, model)
     for selector in selectors:
         fact = facts[selector]
@@ -95,9 +139,39 @@ def decide(
                 selector.kind, selector.id, fact, in_path=selector.in_path, injected=selector.injected
             )
             return Reject(rejection, target if isinstance(target, Upstream) else None)
+    if any(s.in_path and f.held for s, f in known.items()):
+        return Serve()
     if isinstance(target, Rejection):
         return Reject(target)
+    lost = [s for s, f in known.items() if not f.held and f.fingerprint in gone]
+    for selector in lost:
+        if selector.kind not in _RECALLED:
+            return Reject(_not_portable(selector.kind))
+    new = policy.history and holds_conversations(upstreams)
+    held = [s for s in selectors if _is_held(s, facts[s], new=new)]
+    if held or lost:
+        return Replay(target, (*held, *lost), known[lost[0]] if lost else None)
     return Pass() if target is None else Pin(target)
+
+
+def holds_conversations(upstreams: Mapping[str, Upstream]) -> bool:
+    """Whether conversations are homeport's own, where it keeps a history: all upstreams can serve those."""
+    return any(not u.stateful for u in upstreams.values())
+
+
+def _is_held(selector: Selector, fact: Fact, *, new: bool) -> bool:
+    """Whether homeport holds what ``selector`` names, or is to: a ``new`` conversation, which begins here."""
+    return fact.held if isinstance(fact, Record) else new and selector.kind is Kind.CONVERSATION
+
+
+def _is_gone(fingerprint: str, upstreams: Mapping[str, Upstream]) -> bool:
+    """Whether nobody can be asked for the state of the place: it is not configured any more, another one, or lost."""
+    return all(u.lost for u in upstreams.values() if u.is_home_of(fingerprint))
+
+
+def _not_portable(kind: Kind) -> Rejection:
+    what = "encrypted content" if kind is Kind.ENCRYPTED else "a container of a hosted tool"
+    return reject(Reason.HISTORY_NOT_PORTABLE, message=f"The upstream that can read this is gone: {what}.")
 
 
 def _target(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -13,10 +15,21 @@ from homeport.records import Entry, Progress, Record, decode_record, encode_reco
 from homeport.resources import Given, Resource, encode_given, encode_resource
 from homeport.sealing import Sealer
 from homeport.settings import Settings
-from homeport.upstreams import Upstream
+from homeport.turns import Turn, encode_turn
+from homeport.upstreams import HOME, Upstream
 
-__all__ = ["Content", "EntryMaker"]
+__all__ = ["Addition", "Content", "EntryMaker", "Head"]
 
+# What stands beside a response, or a conversation, is named as that is.
+_NAMED_AS = {
+    **dict.fromkeys((Kind.RESOURCE, Kind.INPUT, Kind.TURN), Kind.RESPONSE),
+    Kind.LEASE: Kind.CONVERSATION,
+}
+# No ids: those hold no NUL.
+_GAP = "\0gap"
+_BEGINNING = "\0beginning\0"
+_ADDED = "\0added\0"
+_HELD = frozenset({Kind.RESPONSE, Kind.CONVERSATION, Kind.ITEM})  # as far as an upstream keeps no state
 _MAX_ALIASES = 1024  # of a kind in one answer, the newest: a huge list must not be everybody's problem
 
 
@@ -30,6 +43,46 @@ class Content:
     body: bytes
     streamed: bool
     given: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A conversation that homeport holds, to be moved on to a new turn.
+
+    ``revision`` is what it must still be, None for whatever it is; ``former`` the fingerprint of the upstream that it
+    belonged to until now, if it moves.
+    """
+
+    id: str = field(repr=False)
+    revision: int | None = None
+    former: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """A turn that a response adds to a history: after ``parent``, or at the end of the conversation ``after``.
+
+    ``head`` is a conversation of homeport's own that moves on with it, ``lease`` what its exchange then needs no more.
+    """
+
+    turn: Turn
+    parent: StateKey | None = None
+    after: StateKey | None = None
+    head: Head | None = None
+    lease: StateKey | None = None
+
+
+class Link(Protocol):
+    """A turn as it is stored (:class:`homeport.stores.base.Link`)."""
+
+    @property
+    def digest(self) -> bytes: ...
+
+    @property
+    def revision(self) -> int: ...
+
+    @property
+    def remaining(self) -> float | None: ...
 
 
 class EntryMaker:
@@ -53,7 +106,7 @@ class EntryMaker:
         return self._digests
 
     def key(self, kind: Kind, opaque_id: str) -> StateKey:
-        return self._keys.state_key(kind, self._adapter.canonical(kind, opaque_id))
+        return self._keys.state_key(kind, self._adapter.canonical(_NAMED_AS.get(kind, kind), opaque_id))
 
     def response(
         self,
@@ -69,7 +122,8 @@ class EntryMaker:
         short = pending and not background
         ttl = self._settings.pending_ttl if short else self._settings.ttl
         progress = Progress.PENDING if short else observed.progress
-        record = Record(owner.name, owner.fingerprint, observed.status, background, 0.0 if short else ttl)
+        life = 0.0 if short else ttl
+        record = Record(owner.name, owner.fingerprint, observed.status, background, life, held=not owner.stateful)
         return Entry(
             self.key(Kind.RESPONSE, opaque_id),
             Kind.RESPONSE,
@@ -120,6 +174,73 @@ class EntryMaker:
             entries.append(self.given(opaque_id, Given(content.given), response))
         return entries
 
+    @property
+    def gap(self) -> StateKey:
+        """Where a turn would stand that is not kept: no row ever has this key."""
+        return self._keys.state_key(Kind.TURN, _GAP)
+
+    def turn(self, opaque_id: str, addition: Addition, response: Entry) -> Entry:
+        """What the request added, beside ``response``; in a conversation it lives as long as that."""
+        turn = self._bounded(addition.turn)
+        key = self.key(Kind.TURN, opaque_id)
+        progress = Progress.TERMINAL if turn.complete else Progress.QUEUED
+        entry = self._beside(response, key, Kind.TURN, encode_turn(turn, key, self._sealer), progress)
+        in_conversation = addition.head is not None or addition.after is not None
+        ttl = None if in_conversation else entry.ttl
+        return replace(entry, parent=addition.parent, after=addition.after, ttl=ttl)
+
+    def beginning(self, conversation_id: str) -> StateKey:
+        """Where the first turn of a conversation of homeport's own is."""
+        return self._keys.state_key(Kind.TURN, f"{_BEGINNING}{conversation_id}")
+
+    def first_turn(self, conversation_id: str, turn: Turn, revision: int | None = None) -> Entry:
+        """What a conversation begins with; ``revision`` is what it must still be."""
+        return replace(self._own(self.beginning(conversation_id), turn), expected_revision=revision)
+
+    def added_turn(self, conversation_id: str, turn: Turn) -> Entry:
+        """Items at the end of a conversation, of no response."""
+        key = self._keys.state_key(Kind.TURN, f"{_ADDED}{secrets.token_hex(16)}")
+        return replace(self._own(key, turn), after=self.key(Kind.CONVERSATION, conversation_id), parent=self.gap)
+
+    def changed_turn(self, link: Link, turn: Turn) -> Entry:
+        """``link`` with other content."""
+        key = StateKey(link.digest)
+        entry = replace(self._own(key, turn), ttl=link.remaining, expected_revision=link.revision)
+        return replace(entry, owner=turn.fingerprint.encode()) if turn.fingerprint else entry
+
+    def _own(self, key: StateKey, turn: Turn) -> Entry:
+        record = encode_turn(self._bounded(turn), key, self._sealer)
+        return Entry(key, Kind.TURN, HOME.fingerprint.encode(), record, ttl=None, tombstone_ttl=0.0)
+
+    def completed(self, opaque_id: str, turn: Turn, owner: str, ttl: float | None) -> Entry:
+        """The turn of a response of ``owner``, a fingerprint, that has ended after its exchange, in its place."""
+        key = self.key(Kind.TURN, opaque_id)
+        record = encode_turn(self._bounded(turn), key, self._sealer)
+        return Entry(key, Kind.TURN, owner.encode(), record, ttl=ttl, tombstone_ttl=0.0, only_known=True)
+
+    def _bounded(self, turn: Turn) -> Turn:
+        if len(turn.given) + len(turn.output) + len(turn.shell) <= self._settings.max_history_bytes:
+            return turn
+        return replace(turn, given=b"[]", output=b"[]", shell=b"", too_large=True)
+
+    def head(self, head: Head, parent: StateKey, *, made: bool = False) -> Entry:
+        """The conversation ``head`` with ``parent`` as its last turn."""
+        entry = self.alias(Kind.CONVERSATION, head.id, HOME, ttl=None, counted=True, made=made)
+        former = () if head.former is None else (head.former.encode(),)
+        return replace(entry, parent=parent, expected_revision=head.revision, former=former)
+
+    def lease(self, conversation_id: str, exchange: bytes) -> Entry:
+        """That ``exchange`` is at work on a conversation, for as long as a lease lasts."""
+        return Entry(
+            self.key(Kind.LEASE, conversation_id),
+            Kind.LEASE,
+            exchange,
+            b"",
+            ttl=self._settings.conversation_lease,
+            tombstone_ttl=0.0,
+            progress=Progress.PENDING,
+        )
+
     def alias(
         self,
         kind: Kind,
@@ -130,12 +251,16 @@ class EntryMaker:
         counted: bool = False,
         made: bool = False,
         learned: bool = False,
+        turn: bytes = b"",
+        parent: StateKey | None = None,
     ) -> Entry:
+        """``turn`` is the digest of the turn that an item stands in, ``parent`` the last turn of a conversation."""
+        held = not owner.stateful and kind in _HELD
         return Entry(
             self.key(kind, opaque_id),
             kind,
             owner.fingerprint.encode(),
-            encode_record(Record(owner.name, owner.fingerprint, ttl=ttl or 0.0)),
+            encode_record(Record(owner.name, owner.fingerprint, ttl=ttl or 0.0, held=held, turn=turn)),
             ttl=ttl,
             tombstone_ttl=self._settings.tombstone_ttl,
             counted=counted,
@@ -143,12 +268,13 @@ class EntryMaker:
             made=made,
             claim=self.claim(kind, opaque_id, owner, ttl, Progress.TERMINAL),
             learned=learned,
+            parent=parent,
         )
 
-    def aliases(self, kind: Kind, ids: list[str], owner: Upstream, ttl: float | None) -> list[Entry]:
+    def aliases(self, kind: Kind, ids: list[str], owner: Upstream, ttl: float | None, turn: bytes = b"") -> list[Entry]:
         """Aliases of what an answer holds; one that is somebody else's is left out, whoever minted or repeated it."""
         newest = list(dict.fromkeys(ids))[-_MAX_ALIASES:]
-        return [self.alias(kind, i, owner, ttl=ttl, learned=True) for i in newest]
+        return [self.alias(kind, i, owner, ttl=ttl, learned=True, turn=turn) for i in newest]
 
     def claim(self, kind: Kind, opaque_id: str, owner: Upstream, ttl: float | None, progress: Progress) -> Entry | None:
         """That the id is this tenant's at ``owner``; not where one tenant is all, or the account is shared on purpose.

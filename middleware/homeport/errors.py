@@ -21,9 +21,12 @@ __all__ = [
     "Reason",
     "Rejected",
     "Rejection",
+    "Reply",
     "ambiguous",
     "missing_state",
     "reject",
+    "reply",
+    "stale_conversation",
 ]
 
 OUTCOME_HEADER = "x-homeport-outcome"
@@ -68,6 +71,12 @@ class Reason(StrEnum):
     COMMIT_FAILED = "state_commit_failed"
     RESPONSE_NOT_LOCAL = "response_not_local"
     OFFSET_LOST = "offset_lost"
+    HISTORY_LOST = "history_lost"
+    HISTORY_TOO_LARGE = "history_too_large"
+    HISTORY_NOT_PORTABLE = "history_not_portable"
+    CONVERSATION_STALE = "conversation_stale"
+    HELD = "held"
+    """No refusal: homeport itself holds what is asked for, and answers (:class:`Reply`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +239,30 @@ _TABLE: Mapping[Reason, _Row] = MappingProxyType(
             409, "response_not_local", "The events of this response are kept by another replica.", _NO_RETRY
         ),
         Reason.OFFSET_LOST: _Row(409, "offset_lost", "The events after this offset are no longer kept.", _NO_RETRY),
+        Reason.HISTORY_LOST: _Row(
+            400,
+            "history_lost",
+            "What came before is not, or no longer, known here as a whole, and the upstream does not keep it. Send the "
+            "whole input.",
+        ),
+        Reason.HISTORY_TOO_LARGE: _Row(
+            400,
+            "history_too_large",
+            "What came before is larger than this gateway sends again. Start anew.",
+        ),
+        Reason.HISTORY_NOT_PORTABLE: _Row(
+            400,
+            "history_not_portable",
+            "What came before holds content that only its first upstream can read, and that upstream cannot be asked.",
+        ),
+        # Not conversation_locked: a client that repeats that would pay again.
+        Reason.CONVERSATION_STALE: _Row(
+            500,
+            "conversation_stale",
+            "The response was generated, but the conversation had moved on in the meantime, so it is not part of it.",
+            _NO_RETRY,
+            "conversation",
+        ),
     }
 )
 
@@ -299,6 +332,21 @@ class Rejection:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class Reply(Rejection):
+    """What homeport itself holds, as the answer: ``content`` is JSON. It takes the way of a rejection, status 200."""
+
+    content: bytes = field(default=b"", repr=False)
+
+    def body(self) -> bytes:
+        return self.content
+
+
+def reply(content: bytes) -> Reply:
+    """The answer with ``content``."""
+    return Reply(Reason.HELD, 200, None, "", content=content)
+
+
 class Rejected(Exception):
     """Raised where a request turns out to be refused; the middleware answers with :attr:`rejection`.
 
@@ -339,6 +387,14 @@ def ambiguous(what: str, *, param: str | None = None) -> Rejected:
     return Rejected(reject(Reason.AMBIGUOUS_SELECTOR, message=text, param=param))
 
 
+def stale_conversation(response_id: str | None) -> Rejection:
+    """CONVERSATION_STALE, with how to go on from the response all the same."""
+    text = _TABLE[Reason.CONVERSATION_STALE].message
+    if response_id is not None:
+        text = f"{text} It can be continued with previous_response_id '{response_id}'."
+    return reject(Reason.CONVERSATION_STALE, message=text)
+
+
 def missing_state(kind: Kind, opaque_id: str, reason: Reason, *, in_path: bool, injected: bool = False) -> Rejection:
     """The official answer for state that does not exist, also given for another tenant's state.
 
@@ -363,7 +419,7 @@ def missing_state(kind: Kind, opaque_id: str, reason: Reason, *, in_path: bool, 
             )
         case Kind.CONVERSATION:
             return Rejection(reason, 404, None, f"Conversation with id '{opaque_id}' {gone}.")
-        case Kind.CONTAINER | Kind.CLAIM | Kind.RESOURCE | Kind.INPUT:
+        case Kind.CONTAINER | Kind.CLAIM | Kind.RESOURCE | Kind.INPUT | Kind.TURN | Kind.LEASE:
             return Rejection(reason, 404, None, f"Container with id '{opaque_id}' {gone}.")
         case Kind.ENCRYPTED:
             return Rejection(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from homeport.errors import Rejection
@@ -13,7 +14,7 @@ from homeport.operations import Operation
 from homeport.selectors import Selector
 from homeport.upstreams import Upstream
 
-__all__ = ["Adopt", "Exchange", "Port", "current_exchange", "exchange_scope"]
+__all__ = ["Adopt", "Exchange", "Port", "Replayed", "current_exchange", "exchange_scope"]
 
 Adopt: TypeAlias = Callable[[Selector], Upstream | None]
 """Says who holds state that is not known, where that is proven; None where it is not."""
@@ -34,6 +35,14 @@ def exchange_scope(exchange: Exchange) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A request in which a history stands for state: its whole ``input``, a JSON array, ``without`` these members."""
+
+    input: bytes = field(repr=False)
+    without: frozenset[str]
 
 
 class Port(Protocol):
@@ -59,6 +68,9 @@ class Port(Protocol):
 
     @property
     def reported(self) -> bool: ...
+
+    @property
+    def replayed(self) -> Replayed | None: ...
 
     def report(self, upstream: Upstream | str | None) -> None: ...
 
@@ -104,6 +116,14 @@ class Exchange:
     def selectors(self) -> tuple[Selector, ...]:
         """The state that the request refers to, as it was read from its path and body."""
         return self._port.selectors
+
+    @property
+    def replayed(self) -> Replayed | None:
+        """What the request must become, where a history stands for what it refers to; None to take it as it is.
+
+        The app gets it rewritten, but in mode ``host`` it has read it before: who calls :meth:`admit` changes it.
+        """
+        return self._port.replayed
 
     @property
     def reported(self) -> bool:

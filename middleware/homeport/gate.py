@@ -16,9 +16,11 @@ from starlette.types import ASGIApp, Message, Scope
 from homeport import telemetry
 from homeport.adapter import Adapter
 from homeport.archive import Archive
-from homeport.decisions import Decision, Fact, MissPolicy, decide
+from homeport.decisions import Decision, Fact, MissPolicy, decide, holds_conversations
 from homeport.errors import Reason, Rejected
 from homeport.exchange import Adopt, Exchange
+from homeport.history import History
+from homeport.holdings import Holdings
 from homeport.keys import Kind, Tenant
 from homeport.ledger import Ledger
 from homeport.operations import Operation
@@ -49,6 +51,9 @@ class Gate:
     misses: MissPolicy
     adapter: Adapter
     archive: Archive
+    history: History | None
+    """Where homeport keeps one; then it may also hold what it answers with."""
+    holdings: Holdings | None
     recall: Recall | None
     """What knows upstreams that the directory does not list, by name and fingerprint."""
     stripped: frozenset[bytes]
@@ -110,7 +115,23 @@ class Gate:
         except CapacityExceeded:
             raise Rejected.because(Reason.CAPACITY_EXCEEDED) from None
         upstreams = self._with_recalled(upstreams, ledger.facts.values())
-        return decide(request.selectors, ledger.facts, upstreams, model=request.model, policy=self.misses)
+        return decide(
+            request.selectors,
+            ledger.facts,
+            upstreams,
+            operation=ledger.operation,
+            model=request.model,
+            policy=self.misses,
+        )
+
+    def reads_body(self, operation: Operation) -> bool:
+        """Whether the body is inspected: where it may hold selectors, and where homeport itself may act on it."""
+        return operation.reads_body or (self.history is not None and operation is Operation.CONVERSATION_UPDATE)
+
+    def makes(self, operation: Operation, upstreams: Mapping[str, Upstream]) -> bool:
+        """Whether ``operation`` makes what homeport itself will hold."""
+        makes = self.history is not None and operation is Operation.CONVERSATION_CREATE
+        return makes and holds_conversations(upstreams)
 
     def app_scope(self, scope: Scope, headers: Sequence[tuple[bytes, bytes]], exchange: Exchange) -> Scope:
         """``scope`` for the app: with the exchange in its state, and without headers that only we may set."""

@@ -158,6 +158,12 @@ class Intake:
         """
         return list(self._app_headers), self._replay
 
+    def rewrite(self, body: bytes) -> None:
+        """Let the app have ``body`` instead of what was sent, and answer in plain: that is rewritten too."""
+        kept = ((k, v) for k, v in self.headers if k.lower() not in _OF_CODED and k.lower() != b"accept-encoding")
+        self._app_headers = (*kept, (b"content-length", b"%d" % len(body)))
+        self._read = [_whole(body)]
+
     async def _replay(self) -> Message:
         if self._read:
             return self._read.pop(0)

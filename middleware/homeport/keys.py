@@ -35,6 +35,10 @@ class Kind(StrEnum):
     """What a response is, beside who owns it (``homeport.resources``)."""
     INPUT = "input"
     """The items that a response was given."""
+    TURN = "turn"
+    """What one request added to a history (``homeport.turns``)."""
+    LEASE = "lease"
+    """That an exchange is at work on a conversation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ class Lanes:
             self._under_way[observed.id] = ledger
         here = self._plain(Selector(Kind.RESPONSE, observed.id))
         # Claimed last: what was pending, and is not stored after all, has just been forgotten with its claim.
-        if not ledger.keeps(observed) and here not in self._local and await ledger.unstored(observed.id, owner):
+        if not ledger.keeps(observed, owner) and here not in self._local and await ledger.unstored(observed.id, owner):
             self._local[here] = None
 
     def _lane(self, stream_id: str | None) -> _Lane:

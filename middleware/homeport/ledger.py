@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from homeport import telemetry
 from homeport.decisions import Fact
-from homeport.entries import Content, EntryMaker
-from homeport.errors import Reason, Rejected
+from homeport.entries import Addition, Content, EntryMaker
+from homeport.errors import Reason, Rejected, reject
 from homeport.facts import Observed
 from homeport.keys import Digests, Kind, StateKey
 from homeport.operations import Operation
@@ -20,7 +20,8 @@ from homeport.selectors import Inspected, Selector
 from homeport.settings import Settings
 from homeport.state import State
 from homeport.stores.base import CapacityExceeded, StoreUnavailable
-from homeport.upstreams import Upstream
+from homeport.turns import Turn
+from homeport.upstreams import HOME, Upstream
 
 __all__ = ["Ledger", "Then"]
 
@@ -44,9 +45,14 @@ _OBSERVED = (
         Operation.CONTAINER_DELETE,
     }
 )
+_FAILED = ("failed", "cancelled")
 _BEST_EFFORT_TIMEOUT = 1.0  # seconds; a read is not held longer for what it happens to show
-_OF_RESPONSES = frozenset({Kind.RESPONSE, Kind.RESOURCE, Kind.INPUT})
+_OF_RESPONSES = frozenset({Kind.RESPONSE, Kind.RESOURCE, Kind.INPUT, Kind.TURN})
 _DELETES = frozenset({Operation.DELETE, Operation.CONVERSATION_DELETE, Operation.CONTAINER_DELETE})
+
+
+class _Moved(Rejected):
+    """The conversation is not where the exchange has found it; COMMIT_FAILED where none is to be moved."""
 
 
 class Ledger:
@@ -93,12 +99,25 @@ class Ledger:
     def tenant_digests(self) -> Digests:
         return self._entries.tenant_digests
 
+    @property
+    def exchange(self) -> bytes:
+        """What this exchange is called in the store."""
+        return self._exchange
+
+    @property
+    def entries(self) -> EntryMaker:
+        """What makes its rows."""
+        return self._entries
+
     def key(self, kind: Kind, opaque_id: str) -> StateKey:
         return self._entries.key(kind, opaque_id)
 
-    def keeps(self, observed: Observed) -> bool:
-        """Whether the upstream keeps the response: what it says counts, else the request, else the default, true."""
-        if observed.store is not None:
+    def keeps(self, observed: Observed, owner: Upstream) -> bool:
+        """Whether the response is kept: what the upstream says counts, else the request, else the default, true.
+
+        Of one that keeps no state homeport does, if the client wants that.
+        """
+        if observed.store is not None and owner.stateful:
             return observed.store
         return self.request.store is not False
 
@@ -109,7 +128,7 @@ class Ledger:
 
         ``content`` is kept beside it; ``then`` is called when that is durable, whatever has become of the caller.
         """
-        if observed.id is None or observed.id in self._pending or not self.keeps(observed):
+        if observed.id is None or observed.id in self._pending or not self.keeps(observed, owner):
             return
         entries = self._response(observed.id, observed, owner, content, pending=True)
         await self._commit(owner, entries, then=then)
@@ -139,37 +158,72 @@ class Ledger:
         return True
 
     async def final(
-        self, observed: Observed, owner: Upstream, content: Content | None = None, then: Then | None = None
-    ) -> None:
-        """Own everything that a finished, or queued, response leaves behind; or a conversation, or a container."""
+        self,
+        observed: Observed,
+        owner: Upstream,
+        content: Content | None = None,
+        then: Then | None = None,
+        addition: Addition | None = None,
+    ) -> bool:
+        """Own everything that a finished, or queued, response leaves behind; or a conversation, or a container.
+
+        ``addition`` is what it adds to a history. False if all of it is owned, but the conversation has moved on
+        elsewhere in the meantime, so that the response is a branch of it.
+        """
         if self.operation in _RESOURCES:
             kind = _RESOURCES[self.operation]
             ttl = None if kind is Kind.CONVERSATION else self._settings.ttl
             counted = kind is Kind.CONVERSATION
             if observed.id is not None:
-                await self._commit(
-                    owner, [self._entries.alias(kind, observed.id, owner, ttl=ttl, counted=counted, made=True)]
-                )
-            return
-        keeps = self.keeps(observed)
+                first = [] if addition is None else [self._entries.first_turn(observed.id, addition.turn)]
+                parent = first[0].key if first else None
+                made = self._entries.alias(kind, observed.id, owner, ttl=ttl, counted=counted, made=True, parent=parent)
+                await self._commit(owner, [*first, made])
+            return True
+        keeps = self.keeps(observed, owner)
         conversation = self._conversation(observed)
         entries: list[Entry] = []
+        turn: Entry | None = None
         if keeps and observed.id is not None:
             entries += self._response(observed.id, observed, owner, content, pending=False)
-        if conversation is not None:
-            entries.append(self._entries.alias(Kind.CONVERSATION, conversation, owner, ttl=None, counted=True))
+            if addition is not None:
+                turn = self._entries.turn(observed.id, addition, entries[0])
+                entries.append(turn)
+        head: Entry | None = None
+        if addition is not None and addition.head is not None:
+            if turn is not None:
+                head = self._entries.head(addition.head, turn.key)
+        elif conversation is not None:
+            parent = turn.key if turn is not None else self._gap(observed)
+            alias = self._entries.alias(Kind.CONVERSATION, conversation, owner, ttl=None, counted=True, parent=parent)
+            entries.append(alias)
         if keeps:
             ttl = None if conversation is not None else self._settings.ttl
-            entries += self._entries.aliases(Kind.ITEM, observed.items, owner, ttl)
+            place = b"" if turn is None else turn.key.current
+            entries += self._entries.aliases(Kind.ITEM, observed.items, owner, ttl, place)
             entries += self._entries.aliases(Kind.CONTAINER, observed.containers, owner, self._settings.ttl)
         entries += self._entries.aliases(Kind.ENCRYPTED, observed.encrypted, owner, self._settings.encrypted_ttl)
         forget = () if keeps or observed.id is None else self._pending.pop(observed.id, ())
-        await self._commit(owner, entries, forget, then=then)
+        release = () if addition is None or addition.lease is None else (addition.lease,)
+        advanced = await self._commit_with(owner, entries, head, forget=forget, release=release, then=then)
         if not keeps and observed.id is not None:
             # Not in that transaction: what is kept beside a response may have been written anew since by who keeps it.
             for key in self._beside.pop(observed.id, ()):
                 with contextlib.suppress(StoreUnavailable):
                     await self._state.delete(key)
+        return advanced
+
+    async def _commit_with(self, owner: Upstream, entries: list[Entry], head: Entry | None, **others: Any) -> bool:
+        """Commit, with ``head`` if that is still what it was; False if it is not."""
+        if head is None:
+            await self._commit(owner, entries, **others)
+            return True
+        try:
+            await self._commit(owner, [*entries, head], **others)
+        except _Moved:
+            await self._commit(owner, entries, **others)
+            return False
+        return True
 
     async def seen(
         self, observed: Observed, pin: Upstream | None, content: Content | None = None, then: Then | None = None
@@ -196,6 +250,28 @@ class Ledger:
         with contextlib.suppress(Rejected):
             timeout = min(_BEST_EFFORT_TIMEOUT, self._settings.commit_timeout)
             await self._commit(owner, fresh, timeout=timeout, then=then)
+
+    async def completed(self, selector: Selector, turn: Turn, ttl: float | None) -> None:
+        """Keep what a response has answered that ended after its exchange, best effort."""
+        record = self.facts.get(selector)
+        if isinstance(record, Record):
+            owner = Upstream(record.upstream, record.fingerprint)
+            entry = self._entries.completed(selector.id, turn, record.fingerprint, ttl)
+            with contextlib.suppress(Rejected):
+                await self._commit(owner, [entry], timeout=min(_BEST_EFFORT_TIMEOUT, self._settings.commit_timeout))
+
+    async def hold(self, entries: list[Entry]) -> None:
+        """Keep what homeport itself answers with.
+
+        Raises :class:`Rejected`: with CONVERSATION_LOCKED if something of it has changed since it was read, or
+        STORE_UNAVAILABLE, as no provider has been paid.
+        """
+        try:
+            await self._commit(HOME, entries)
+        except _Moved:
+            raise Rejected.because(Reason.CONVERSATION_LOCKED) from None
+        except Rejected:
+            raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
 
     async def adopted(self, selector: Selector, owner: Upstream) -> Record | None:
         """Own state from before homeport, which the proxy can prove to be this tenant's; None if it is somebody else's.
@@ -225,10 +301,37 @@ class Ledger:
 
         ``content``: what may be kept beside it goes too.
         """
-        beside = (Kind.RESOURCE, Kind.INPUT) if content and selector.kind is Kind.RESPONSE else ()
+        beside: tuple[Kind, ...] = ()
+        if selector.kind is Kind.RESPONSE:
+            beside = (
+                *((Kind.RESOURCE, Kind.INPUT) if content else ()),
+                *((Kind.TURN,) if self._settings.history else ()),
+            )
         for kind in (selector.kind, *beside):
             with contextlib.suppress(StoreUnavailable):
                 await self._state.delete(self.key(kind, selector.id))
+
+    def _gap(self, observed: Observed) -> StateKey | None:
+        """What a conversation of the upstream's stands on, after a response that is in it and not kept here."""
+        outside = not self._settings.history or observed.status in _FAILED
+        return None if outside else self._entries.gap
+
+    async def gap(self, selector: Selector) -> None:
+        """Note, before its upstream changes a conversation by itself, that no history of it is whole from now on.
+
+        Raises :class:`Rejected` with STORE_UNAVAILABLE.
+        """
+        record = self.facts.get(selector)
+        if not isinstance(record, Record):
+            return
+        owner = Upstream(record.upstream, record.fingerprint)
+        alias = self._entries.alias(
+            Kind.CONVERSATION, selector.id, owner, ttl=None, counted=True, parent=self._entries.gap
+        )
+        try:
+            await self._commit(owner, [alias])
+        except Rejected:
+            raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
 
     def _conversation(self, observed: Observed) -> str | None:
         named = self.request.first(Kind.CONVERSATION)
@@ -251,22 +354,23 @@ class Ledger:
         entries: list[Entry],
         forget: tuple[StateKey, ...] = (),
         *,
+        release: tuple[StateKey, ...] = (),
         timeout: float | None = None,
         then: Then | None = None,
     ) -> None:
-        """Raises :class:`Rejected` with OWNER_CONFLICT, CONVERSATION_LOCKED or COMMIT_FAILED."""
-        if not entries and not forget:
+        """Raises :class:`Rejected` with OWNER_CONFLICT or COMMIT_FAILED; :class:`_Moved` is one of the latter."""
+        if not (entries or forget or release):
             return
         timeout = self._settings.commit_timeout if timeout is None else timeout
         deadline = asyncio.get_running_loop().time() + timeout
-        write = Write(os.urandom(16), self._exchange, self.tenant_digests, tuple(entries), forget, deadline)
-        record = Record(owner.name, owner.fingerprint)
+        write = Write(os.urandom(16), self._exchange, self.tenant_digests, tuple(entries), forget, deadline, release)
+        record = Record(owner.name, owner.fingerprint, held=not owner.stateful)
         try:
             await self._state.commit(write, record, timeout=timeout, then=then)
         except Conflict:
             telemetry.conflicts.add(1, {"operation": self.operation.value})
             raise Rejected.because(Reason.OWNER_CONFLICT) from None
         except StaleRevision:
-            raise Rejected.because(Reason.CONVERSATION_LOCKED) from None
+            raise _Moved(reject(Reason.COMMIT_FAILED)) from None
         except (StoreUnavailable, CapacityExceeded):
             raise Rejected.because(Reason.COMMIT_FAILED) from None

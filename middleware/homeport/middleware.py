@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -10,6 +11,8 @@ from homeport.adapter import Adapter
 from homeport.archive import Archive
 from homeport.errors import Reason, Rejected, Rejection, ambiguous, reject
 from homeport.gate import Gate
+from homeport.history import History
+from homeport.holdings import Holdings
 from homeport.keys import Keyring
 from homeport.operations import Match, Operation, OperationMatcher
 from homeport.responder import Responder
@@ -23,6 +26,11 @@ from homeport.websocket import SocketResponder
 
 __all__ = ["ContinuationMiddleware"]
 
+_logger = logging.getLogger("homeport")
+
+_IN_CLEAR = (
+    "HOMEPORT_ENCRYPTION_KEYS is not set: histories are kept in the store as they are, readable for whoever can read it"
+)
 _OVERRIDES = frozenset({b"x-http-method", b"x-http-method-override", b"x-method-override"})
 _ALIEN = Match(Operation.COLLECTION)
 _LIFESPAN_ENDS = ("lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed")
@@ -58,6 +66,7 @@ class ContinuationMiddleware:
         tenants = TenantPolicy(settings, precedence=adapter.credential_headers)
         ours = {settings.pin_header.lower().encode()} if settings.pin_header else set()
         directory = _directory(upstreams)
+        history = History(self.state, settings, self.archive.sealer) if settings.history else None
         self._gate = Gate(
             app=app,
             settings=settings,
@@ -69,7 +78,11 @@ class ContinuationMiddleware:
             stripped=frozenset(name.replace(b"_", b"-") for name in {*ours, *tenants.headers_to_strip}),
             misses=settings.miss_policy,
             archive=self.archive,
+            history=history,
+            holdings=None if history is None else Holdings(history, self.state, settings),
         )
+        if settings.history and not settings.encryption_keys:
+            _logger.warning(_IN_CLEAR)
 
     def gates(self, scope: Scope) -> bool:
         """Whether an HTTP scope is one of the operations that are inspected here, or a path that is refused."""

@@ -34,15 +34,18 @@ _MAX_OPEN = 64  # responses under way at once in one stream; the API has 32 name
 class ObservedEvent:
     """An event that matters: it carries a response, ends one (``terminal``), or finishes an item (no id).
 
-    ``view`` is the response object as it came. ``shown``, which :class:`Turns` sets, says that the client has seen the
-    id of the response in an earlier event.
+    ``view`` is the response object as it came, ``item`` the finished item. :class:`Turns` sets the rest: ``shown`` says
+    that the client has seen the id of the response in an earlier event, ``items`` are those that were finished before a
+    terminal, None if they were not kept.
     """
 
     observed: Observed
     terminal: bool
     sequence_number: int
     view: memoryview | None = field(default=None, repr=False)
+    item: memoryview | None = field(default=None, repr=False)
     shown: bool = False
+    items: tuple[bytes, ...] | None = field(default=None, repr=False)
 
 
 class Unreadable(ValueError):
@@ -57,12 +60,14 @@ class Turns:
 
     ``open`` are the ids of those under way, in the order in which they began. ``ended`` says that the stream has come
     to its end, as far as can be told: none is under way, or the one that began last has ended, for a response that was
-    given up for a later one never ends by itself.
+    given up for a later one never ends by itself. Up to ``keep`` bytes of finished items are kept.
     """
 
-    __slots__ = ("_items", "_last", "ended", "open")
+    __slots__ = ("_items", "_keep", "_kept", "_last", "_room", "ended", "open")
 
-    def __init__(self) -> None:
+    def __init__(self, *, keep: int = 0) -> None:
+        self._keep = self._room = keep
+        self._kept: list[bytes] = []
         self.open: dict[str, None] = {}
         self._last: str | None = None
         self._items = Observed()
@@ -88,15 +93,27 @@ class Turns:
             observed.add(self._items)
             self._items = Observed()
             shown = self.shown(observed.id)
+            items = tuple(self._kept) if self._room > 0 else None
+            self._kept, self._room = [], self._keep
             self._end(observed.id)
-        elif observed.id is None:
+            return replace(event, shown=shown, items=items)
+        if observed.id is None:
             self._items.add(observed)
+            self._keep_item(event.item)
             return None
-        else:
-            self._items.add(observed)  # those of a snapshot, or of an event that names its response too
-            shown = self.shown(observed.id)
-            self._begin(observed.id)
+        self._items.add(observed)  # those of a snapshot, or of an event that names its response too
+        shown = self.shown(observed.id)
+        self._begin(observed.id)
         return replace(event, shown=shown)
+
+    def _keep_item(self, item: memoryview | None) -> None:
+        if item is None or self._room <= 0:
+            return
+        self._room -= len(item)
+        if self._room > 0:
+            self._kept.append(bytes(item))
+        else:
+            self._kept.clear()
 
     def _begin(self, response_id: str) -> None:
         if response_id in self.open:
@@ -164,7 +181,14 @@ def observe_event(event: Event) -> ObservedEvent | None:
     elif observed.id is None:
         return None
     number = number_in(decoded.sequence_number)
-    return ObservedEvent(observed, kind in _TERMINAL, number, response if seen is not None else None)
+    item = memoryview(decoded.item)
+    return ObservedEvent(
+        observed,
+        kind in _TERMINAL,
+        number,
+        response if seen is not None else None,
+        item if bytes(item[:1]) == b"{" else None,
+    )
 
 
 def observe_stream(text: memoryview, max_event_bytes: int, *, keep_views: bool = False) -> list[ObservedEvent] | None:

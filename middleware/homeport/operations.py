@@ -141,6 +141,7 @@ _OTHER = {
     "conversations": Operation.CONVERSATION_OTHER,
     "containers": Operation.CONTAINER_OTHER,
 }
+_OF_ITEM = (Operation.ITEM_RETRIEVE, Operation.ITEM_DELETE)
 _MAX_SHAPE = max(len(shape) for shape in _ROUTES)
 
 _ABSOLUTE = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*")
@@ -151,10 +152,11 @@ _C0_OR_SPACE = "".join(map(chr, range(0x21)))
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """An operation and the id in its path, percent-decoded once and otherwise as sent."""
+    """An operation and the id in its path, percent-decoded once and otherwise as sent; and that of an item below it."""
 
     operation: Operation
     path_id: str | None = field(default=None, repr=False)
+    item_id: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +242,8 @@ def _read_resource(method: str, resource: str, rest: list[str]) -> _Reading:
     methods = _ROUTES.get(shape)
     operation = (methods or {}).get(method, _OTHER[resource])
     _check_ids(s for s, word in zip(rest, shape[1:], strict=False) if word == "*")
-    return _Reading(Match(operation, rest[0]), known=methods is not None)
+    item = rest[2] if operation in _OF_ITEM else None
+    return _Reading(Match(operation, rest[0], item), known=methods is not None)
 
 
 def _shape(resource: str, rest: list[str]) -> tuple[str, ...]:

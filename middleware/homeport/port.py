@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from homeport.adapter import Adapter
 from homeport.errors import Reason, Rejected, Rejection, reject
-from homeport.exchange import Adopt
+from homeport.exchange import Adopt, Replayed
 from homeport.keys import Tenant
 from homeport.operations import Operation
 from homeport.selectors import Inspected, Selector
@@ -30,9 +30,9 @@ _NOT_REPORTED = "The response names an upstream that the application did not rep
 class ExchangePort:
     """Implements :class:`homeport.exchange.Port` for a request, or for the messages of a WebSocket.
 
-    It holds what is known, and decides nothing: who owns it sets ``pin``, ``tenant``, ``request``, ``operation`` and
-    ``stream_id``. ``admit`` is called in mode ``host`` alone, with a tenant that may be admitted; ``refuse`` while the
-    exchange is not ``over``.
+    It holds what is known, and decides nothing: who owns it sets ``pin``, ``tenant``, ``request``, ``operation``,
+    ``stream_id`` and ``replayed``. ``admit`` is called in mode ``host`` alone, with a tenant that may be admitted;
+    ``refuse`` while the exchange is not ``over``.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class ExchangePort:
         self.stream_id: str | None = None
         self.tenant: Tenant | None = None
         self.pin: Upstream | None = None
+        self.replayed: Replayed | None = None
         self.over = False
 
     # For the app
@@ -102,6 +103,7 @@ class ExchangePort:
         Without it what a client has sent would stay in memory until the collector comes for the cycle.
         """
         self.over = True
+        self.replayed = None
         self.request = replace(self.request, selectors=())
         self._admit, self._refuse = _ended, _ignored
 

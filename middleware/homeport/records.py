@@ -86,7 +86,9 @@ def progress_of(status: str | None) -> Progress:
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """The opaque part of a row. Fields are only ever added, with defaults, so older replicas can read newer rows.
 
-    ``ttl`` is the life in seconds that a read may give it again (``HOMEPORT_REFRESH_ON_READ``), 0 for none.
+    ``ttl`` is the life in seconds that a read may give it again (``HOMEPORT_REFRESH_ON_READ``), 0 for none. ``held``:
+    the upstream keeps nothing of it, homeport holds its content and replays it. ``turn`` is the digest of the turn that
+    an item of such a response stands in.
     """
 
     upstream: str
@@ -94,6 +96,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     status: str | None = None
     background: bool = False
     ttl: float = 0.0
+    held: bool = False
+    turn: bytes = b""
 
 
 _RECORD_VERSION = 1
@@ -128,6 +132,10 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     place is of something older. ``claim`` is made or confirmed with it, or neither is. ``learned`` entries, seen
     in passing, are left out where they conflict; any other conflict fails the write. ``only_known`` entries change a
     live row and make none: what was erased, or has expired, stays so.
+
+    ``parent`` is the row that this one stands on: the turn before a turn, the last turn of a conversation. ``after`` is
+    a row whose parent, if it has one, becomes this one's instead: who appends to a conversation need not read it. It
+    counts where the row begins; a later write of the same row could otherwise make it stand on what stands on it.
     """
 
     key: StateKey
@@ -145,6 +153,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     claim: Entry | None = None
     learned: bool = False
     only_known: bool = False
+    parent: StateKey | None = None
+    after: StateKey | None = None
 
     def has_owner(self, owner: bytes) -> bool:
         return owner == self.owner or owner in self.former
@@ -156,8 +166,8 @@ class Write(msgspec.Struct, frozen=True, gc=False):
     ``write_id`` (16 random bytes) makes a repeated write a success. ``exchange`` (16 random bytes) is the same for all
     writes of one request: an exchange may replace what it left pending itself. ``forget`` removes the pending rows of
     this exchange (``store: false``), a record and then its claim: where the record is not its own, neither is the
-    claim. ``deadline`` is a time of the running event loop's clock; a write that is not being committed by then must
-    never take effect.
+    claim. ``release`` are leases that it lets go, each if it is still its own. ``deadline`` is a time of the running
+    event loop's clock; a write that is not being committed by then must never take effect.
     """
 
     write_id: bytes
@@ -166,15 +176,20 @@ class Write(msgspec.Struct, frozen=True, gc=False):
     entries: tuple[Entry, ...]
     forget: tuple[StateKey, ...] = ()
     deadline: float | None = None
+    release: tuple[StateKey, ...] = ()
 
     @property
     def digests(self) -> frozenset[bytes]:
         """Every digest that must be read before :func:`settle` can decide."""
-        found = {d for key in self.forget for d in key.all}
+        found = {d for keys in (self.forget, self.release) for key in keys for d in key.all}
         for entry in self.entries:
             found.update(entry.key.all)
             if entry.claim is not None:
                 found.update(entry.claim.key.all)
+            if entry.parent is not None and entry.parent.older:
+                found.update(entry.parent.all)  # without older secrets there is one place where it can be
+            if entry.after is not None:
+                found.update(entry.after.all)
         return frozenset(found)
 
 
@@ -185,7 +200,10 @@ class RowState(Enum):
 
 
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """A stored row as its store sees it now, by its own clock. ``remaining`` is in seconds, None without expiry."""
+    """A stored row as its store sees it now, by its own clock. ``remaining`` is in seconds, None without expiry.
+
+    ``parent`` is the digest of the row that it stands on, None for one that stands on nothing.
+    """
 
     digest: bytes
     owner: bytes
@@ -197,6 +215,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     write_id: bytes
     record: bytes
     remaining: float | None = None
+    parent: bytes | None = None
 
 
 class Insert(msgspec.Struct, frozen=True, gc=False):
@@ -204,6 +223,7 @@ class Insert(msgspec.Struct, frozen=True, gc=False):
 
     entry: Entry
     revision: int = 1
+    parent: bytes | None = None
 
 
 class Replace(msgspec.Struct, frozen=True, gc=False):
@@ -213,6 +233,7 @@ class Replace(msgspec.Struct, frozen=True, gc=False):
     entry: Entry
     revision: int
     ttl: float | None
+    parent: bytes | None = None
 
 
 class Remove(msgspec.Struct, frozen=True, gc=False):
@@ -231,15 +252,16 @@ def settle(rows: Mapping[bytes, Row], write: Write) -> list[Change]:
     """
     changes: list[Change] = []
     for entry in write.entries:
+        row = _find(rows, entry.key)
         try:
-            change = _settle_entry(_find(rows, entry.key), entry, write)
+            change = _settle_entry(row, entry, write)
             claim = None if entry.claim is None else _settle_entry(_find(rows, entry.claim.key), entry.claim, write)
         except Conflict:
             if not entry.learned:
                 raise
             continue
         if change is not None:
-            changes.append(change)
+            changes.append(_with_parent(change, rows, row))
         if claim is not None:
             changes.append(claim)
     for key in write.forget:
@@ -247,6 +269,10 @@ def settle(rows: Mapping[bytes, Row], write: Write) -> list[Change]:
         if row is None or row.exchange != write.exchange or row.progress is Progress.TERMINAL:
             break  # the record is another turn's by now, which needs the claim that comes after it
         changes.append(Remove(row.digest))
+    for key in write.release:
+        row = _find(rows, key)
+        if row is not None and row.exchange == write.exchange:  # else it ran out, and another one has it
+            changes.append(Remove(row.digest))
     return changes
 
 
@@ -258,7 +284,38 @@ def _find(rows: Mapping[bytes, Row], key: StateKey) -> Row | None:
     return next((r for r in found if r.state is RowState.LIVE), found[0] if found else None)
 
 
-def _settle_entry(row: Row | None, entry: Entry, write: Write) -> Change | None:
+def _with_parent(change: Insert | Replace, rows: Mapping[bytes, Row], row: Row | None) -> Insert | Replace:
+    """``change``, which is made to ``row``, with the digest of what the new row stands on."""
+    entry = change.entry
+    parent = row.parent if row is not None and not _begins(row, entry) else None
+    if entry.parent is None and entry.after is None:
+        return change if parent is None else msgspec.structs.replace(change, parent=parent)
+    if row is None or _begins(row, entry):
+        parent = _head(rows, entry.after) or _place(rows, entry.parent)
+    elif entry.after is None:
+        parent = _place(rows, entry.parent)
+    return msgspec.structs.replace(change, parent=parent)
+
+
+def _begins(row: Row, entry: Entry) -> bool:
+    """Whether what is in the place of ``entry`` is dead, or something older: it hands down nothing."""
+    return row.state is not RowState.LIVE or (entry.made and 0 < row.generation < entry.generation)
+
+
+def _head(rows: Mapping[bytes, Row], key: StateKey | None) -> bytes | None:
+    row = None if key is None else _find(rows, key)
+    return row.parent if row is not None and row.state is RowState.LIVE else None
+
+
+def _place(rows: Mapping[bytes, Row], key: StateKey | None) -> bytes | None:
+    """Where the row of ``key`` is, or will be when it is written."""
+    if key is None:
+        return None
+    row = _find(rows, key)
+    return key.current if row is None else row.digest
+
+
+def _settle_entry(row: Row | None, entry: Entry, write: Write) -> Insert | Replace | None:
     if entry.only_known:
         if row is None or row.state is not RowState.LIVE:
             return None
@@ -284,14 +341,18 @@ def _settle_entry(row: Row | None, entry: Entry, write: Write) -> Change | None:
     return _settle_owned(row, entry)
 
 
-def _settle_owned(row: Row, entry: Entry) -> Change | None:
+def _settle_owned(row: Row, entry: Entry) -> Insert | Replace | None:
     """The same owner again, and the row is live."""
     if entry.expected_revision is not None and entry.expected_revision != row.revision:
         raise StaleRevision
     if entry.kind is Kind.CONVERSATION:
         return Replace(row.digest, entry, row.revision + 1, _longer(row.remaining, entry.ttl))
-    if entry.kind not in (Kind.RESPONSE, Kind.RESOURCE):
-        # Aliases and claims: only a longer life is news, or that they are no longer pending.
+    if entry.kind is Kind.TURN and entry.expected_revision is not None and entry.progress == row.progress:
+        # The same turn with other content: an item of it was deleted.
+        entry = msgspec.structs.replace(entry, generation=row.generation)
+        return Replace(row.digest, entry, row.revision + 1, _longer(row.remaining, entry.ttl))
+    if entry.kind not in (Kind.RESPONSE, Kind.RESOURCE, Kind.TURN):
+        # Aliases, claims and leases: only a longer life is news, or that they are no longer pending.
         longer = _longer(row.remaining, entry.ttl)
         if longer == row.remaining and entry.progress <= row.progress:
             return None
@@ -302,7 +363,7 @@ def _settle_owned(row: Row, entry: Entry) -> Change | None:
     return _settle_response(row, entry)
 
 
-def _settle_response(row: Row, entry: Entry) -> Change | None:
+def _settle_response(row: Row, entry: Entry) -> Insert | Replace | None:
     if entry.generation and row.generation and entry.generation != row.generation:
         if entry.generation < row.generation:
             return None  # the late end of an old turn

@@ -6,39 +6,35 @@ A responder holds the state of one exchange; the middleware object holds none (D
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from starlette.types import Message, Receive, Scope, Send
 
 from homeport.answers import Answer, BufferedAnswer, KeptAnswer, PlainAnswer, SniffedAnswer, header_values
-from homeport.decisions import Pin, Reject
-from homeport.entries import Content
+from homeport.asking import asking, may_be_answered
+from homeport.decisions import Pin, Reject, Replay, Serve
 from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, reject
 from homeport.exchange import Adopt, Exchange, exchange_scope
-from homeport.facts import Observed
 from homeport.gate import Gate
+from homeport.history import rewritten
 from homeport.intake import ClientGone, Intake
 from homeport.keys import Tenant
-from homeport.ledger import Ledger, Then
-from homeport.observation import ObservedEvent
+from homeport.ledger import Ledger
 from homeport.operations import Match, Operation
 from homeport.outlet import Cut, Outlet, Progress
 from homeport.port import ExchangePort
+from homeport.recording import Recording
+from homeport.rewriting import Shown
 from homeport.selectors import Inspected, path_selectors
-from homeport.sse import Event, is_event_stream
+from homeport.sse import is_event_stream
 from homeport.streaming import StreamedAnswer
-from homeport.upstreams import Upstream
-from homeport.witness import Witness
 
 __all__ = ["Responder"]
 
-_logger = logging.getLogger("homeport")
-
 _ALONE = "This gateway answers the operation from the request alone: it cannot take stored state into account."
 
-_Write = Callable[[Observed, Upstream, Content | None, Then | None], Awaitable[None]]
+_CHANGING = frozenset({Operation.ITEMS_CREATE, Operation.ITEM_DELETE, Operation.CONVERSATION_OTHER})
+"""What an upstream changes in a conversation of its own, of which no turn tells."""
 
 _WITNESSED = frozenset({Operation.CREATE, Operation.COMPACT, Operation.RETRIEVE, Operation.CANCEL, Operation.DELETE})
 
@@ -46,7 +42,7 @@ _NOT_OFFERED = ("http.response.pathsend", "http.response.zerocopysend", "http.re
 
 
 class Responder:
-    """The state and the course of one exchange; the recorder of its answer."""
+    """The state and the course of one exchange."""
 
     def __init__(self, gate: Gate, match: Match, scope: Scope, receive: Receive, send: Send) -> None:
         self._gate = gate
@@ -65,12 +61,13 @@ class Responder:
             refuse=self._refuse_for_app,
         )
         self._exchange = Exchange(self._port)
-        self._witness: Witness | None = None
+        self._recording = Recording(gate, self._port, refuse=self._refuse, count=self._count)
         self._path = path_selectors(match)
         self._port.request = Inspected(self._path)
-        self._ledger: Ledger | None = None
         self._answer: Answer | None = None
         self._rejection: Rejection | None = None  # told in mode host: it stands whatever the app makes of it
+        self._body = b""  # as long as it may be needed for a history
+        self._asks = False  # whether the app lets the caller in, whom homeport itself will answer
         self._alone = False  # the app answers without state, and nobody is asked
         self._admitted = False
         self._decided = False
@@ -82,6 +79,13 @@ class Responder:
 
     async def run(self) -> None:
         """Serve the exchange. Raises what the app raises, and ``ConnectionAbortedError`` for a stream that was cut."""
+        try:
+            await self._run()
+        finally:
+            self._body = b""
+            await self._recording.close()
+
+    async def _run(self) -> None:
         try:
             await self._prepare()
         except ClientGone:
@@ -103,8 +107,8 @@ class Responder:
             fault = error
         finally:
             self._port.over = True
-            if self._witness is not None:
-                self._witness.over()
+            if self._recording.witness is not None:
+                self._recording.witness.over()
             self._cut.over()
             if self._answer is not None:
                 self._answer.close()
@@ -128,14 +132,17 @@ class Responder:
         signed_body = not host and self._gate.tenants.wants_body(headers)
         # Who is refused for the header alone is not asked to send a body.
         tenant = None if host or signed_body else self._gate.tenant_of(self._scope, headers, b"")
-        if operation.reads_body:
+        reads_body = self._gate.reads_body(operation)
+        if reads_body:
             self._intake.check_header()
-        body = await self._intake.read_body() if operation.reads_body or signed_body else b""
+        body = await self._intake.read_body() if reads_body or signed_body else b""
         if signed_body:
             tenant = self._gate.tenant_of(self._scope, headers, body)
-        if operation.reads_body:
+        if reads_body:
             found = await self._intake.inspect(operation, body)
             self._port.request = replace(found, selectors=(*self._path, *found.selectors)) if self._path else found
+            if self._gate.history is not None:
+                self._body = self._intake.decoded
         if self._gate.adapter.answers_alone(operation):
             if self._port.request.selectors:
                 raise Rejected(reject(Reason.UNSUPPORTED_OPERATION, message=_ALONE))
@@ -146,27 +153,65 @@ class Responder:
     async def _decide(self, tenant: Tenant, adopt: Adopt | None = None) -> None:
         """Look up and decide. Raises :class:`Rejected`."""
         self._port.tenant = tenant
-        ledger = self._ledger = self._gate.ledger(self._match.operation, tenant, self._port.request)
+        operation = self._match.operation
+        ledger = self._recording.ledger = self._gate.ledger(operation, tenant, self._port.request)
         decision = await self._gate.judge(ledger, self._port.upstreams, adopt=adopt)
         if isinstance(decision, Reject):
             self._port.pin = decision.known
             raise Rejected(decision.rejection)
+        if isinstance(decision, Serve) or self._gate.makes(operation, self._port.upstreams):
+            # Nobody is answered from the store whom the app would not let in (DESIGN.md section 4).
+            self._asks = self._settings.tenant_mode == "credential"
+            if not self._asks:
+                raise Rejected(await self._held(ledger))
+        elif isinstance(decision, Replay):
+            await self._replay(ledger, decision)
+        else:
+            await self._go_on(ledger)
         if isinstance(decision, Pin):
             self._port.pin = decision.upstream
-        self._count("pin" if isinstance(decision, Pin) else "pass")
+        self._count(type(decision).__name__.lower())
         self._admitted = True
+
+    async def _replay(self, ledger: Ledger, decision: Replay) -> None:
+        """Let what is kept stand for the state that the request refers to. Raises :class:`Rejected`."""
+        if self._gate.history is None:  # it was kept when this was recorded
+            raise Rejected.because(Reason.HISTORY_LOST)
+        upstreams = self._gate.adapter.serving(self._port.request.model, self._port.upstreams)
+        c = self._recording.continuation = await self._gate.history.recall(ledger, decision, self._body, upstreams)
+        self._port.pin, self._port.replayed = c.target, c.replayed
+        if c.replayed is not None:
+            self._intake.rewrite(await rewritten(self._body, c.replayed))
+        self._outlet.extra = [(OUTCOME_HEADER.encode(), b"replayed")]
+
+    async def _go_on(self, ledger: Ledger) -> None:
+        """Let the app have the request as it is. Raises :class:`Rejected`."""
+        history = self._gate.history
+        if history is None:
+            return
+        self._recording.continuation = history.begin(ledger, self._body)
+        if ledger.operation in _CHANGING and self._path:
+            await ledger.gap(self._path[0])
+
+    async def _held(self, ledger: Ledger) -> Rejection:
+        """The answer with what homeport itself holds, or makes. Raises :class:`Rejected`."""
+        if self._gate.holdings is None:  # it was, when this was recorded
+            raise Rejected.because(Reason.HISTORY_LOST)
+        return await self._gate.holdings.answer(ledger, self._match, self._scope, self._body)
 
     def _for_app(self) -> tuple[Scope, Receive]:
         settings = self._settings
         headers, receive = self._intake.for_app()
         scope = self._gate.app_scope(self._scope, headers, self._exchange)
+        if self._asks:
+            scope, receive = asking(scope, self._match, receive)
         if settings.pin_header and self._port.pin is not None:
             scope["headers"].append((settings.pin_header.lower().encode(), self._port.pin.name.encode()))
         # A file that the server sends by itself could not be observed, and trailers would follow our own end.
         extensions = {k: v for k, v in (self._scope.get("extensions") or {}).items() if k not in _NOT_OFFERED}
         scope["extensions"] = extensions
-        if self._match.operation in _WITNESSED:
-            self._witness = self._gate.adapter.witness(self._exchange, scope, self._intake.decoded)
+        if self._match.operation in _WITNESSED and not self._asks:
+            self._recording.witness = self._gate.adapter.witness(self._exchange, scope, self._intake.decoded)
         self._intake.decoded = b""  # whoever wants it has it by now
         return scope, receive
 
@@ -188,9 +233,12 @@ class Responder:
 
     async def _start(self, message: Message) -> None:
         try:
+            ledger = self._recording.ledger
+            if self._asks and ledger is not None and may_be_answered(message["status"]):
+                raise Rejected(await self._held(ledger))  # noqa: TRY301 - as what is told here is
             self._answer = self._begin(message)
-            if self._ledger is not None and self._ledger.deletes and 200 <= message["status"] < 300:
-                await self._ledger.deleted(self._port.request.selectors[0], content=self._witness is not None)
+            if ledger is not None and ledger.deletes and 200 <= message["status"] < 300:
+                await ledger.deleted(self._port.request.selectors[0], content=self._recording.watched)
         except Rejected as rejected:
             self._count(rejected.rejection.reason.value)
             await self._outlet.reject(rejected.rejection)
@@ -203,7 +251,7 @@ class Responder:
         """Choose how this response is answered. Raises :class:`Rejected` for one that may not reach the client."""
         if self._rejection is not None:
             raise Rejected(self._rejection)
-        status, ledger = message["status"], self._ledger
+        status, ledger = message["status"], self._recording.ledger
         named = self._read_served_by(message)
         if self._gate.enforces:
             self._port.check_pin()
@@ -227,11 +275,16 @@ class Responder:
             return SniffedAnswer(self._streamed, self._buffered)
         return self._buffered()
 
+    @property
+    def _shown(self) -> Shown | None:
+        continuation = self._recording.continuation
+        return None if continuation is None else continuation.shown
+
     def _streamed(self) -> Answer:
-        return StreamedAnswer(self._outlet, self, self._settings)
+        return StreamedAnswer(self._outlet, self._recording, self._settings, self._shown)
 
     def _buffered(self) -> Answer:
-        return BufferedAnswer(self._outlet, self, self._settings)
+        return BufferedAnswer(self._outlet, self._recording, self._settings, self._shown)
 
     def _read_served_by(self, message: Message) -> bool:
         """Take the report of an app that speaks headers; False if it names an upstream that is not known."""
@@ -282,77 +335,6 @@ class Responder:
     def _refuse_for_app(self, rejection: Rejection) -> None:
         self._refused = True
         self._refuse(rejection, stands=True)
-
-    # What an answer tells (homeport.answers.Recorder)
-
-    @property
-    def keeps_content(self) -> bool:
-        return self._witness is not None
-
-    async def pending(self, event: ObservedEvent) -> None:
-        if self._ledger is not None and self._ledger.creates:
-            await self._record(self._ledger.pending, event)
-
-    async def final(self, event: ObservedEvent) -> bytes | None:
-        ledger = self._ledger
-        if ledger is None:
-            return None
-        if ledger.creates:
-            await self._record(ledger.final, event)
-            if self._witness is not None and event.shown:
-                return await self._witness.instead(event.observed, event.sequence_number)
-        else:
-            pin = self._port.pin
-            content = None if pin is None else self._content(event, pin)
-            then = None if pin is None or content is None else self._witnessing(event, pin)
-            await ledger.seen(event.observed, pin, content, then)
-        return None
-
-    def passed(self, event: Event) -> None:
-        if self._witness is not None:
-            self._witness.passed(event)
-
-    def unreadable(self) -> None:
-        if self._ledger is not None and self._ledger.creates:
-            self._refuse(reject(Reason.COMMIT_FAILED))
-
-    async def _record(self, write: _Write, event: ObservedEvent) -> None:
-        observed = event.observed
-        if observed.empty:
-            return
-        try:
-            owner = self._port.owner(observed.id)
-            if owner is None or not owner.stateful:
-                self._count("not_owned")
-                return
-            content = self._content(event, owner)
-            await write(observed, owner, content, None if content is None else self._witnessing(event, owner))
-            if self._witness is not None and observed.id is not None and not self._keeps(observed):
-                self._witness.dropped(observed.id)
-        except Rejected as rejected:
-            _logger.warning("a response could not be owned: %s", rejected.rejection.reason.value)
-            self._refuse(rejected.rejection)
-
-    def _content(self, event: ObservedEvent, owner: Upstream) -> Content | None:
-        """What is to be kept of a response beside who owns it, if an integration asks for that."""
-        witness, ledger = self._witness, self._ledger
-        if witness is None or ledger is None or event.view is None or event.observed.id is None:
-            return None
-        if not ledger.keeps(event.observed) or not witness.keeps(owner):
-            return None
-        return Content(bytes(event.view), self._port.request.stream, witness.given())
-
-    def _keeps(self, observed: Observed) -> bool:
-        return self._ledger is not None and self._ledger.keeps(observed)
-
-    def _witnessing(self, event: ObservedEvent, owner: Upstream) -> Then:
-        over = event.terminal and event.observed.over
-
-        def then() -> None:
-            if self._witness is not None:
-                self._witness.recorded(event.observed, owner, over=over)
-
-        return then
 
     def _refuse(self, rejection: Rejection, *, stands: bool = False) -> None:
         """Raise ``rejection``; in mode observe only say that it would have been. ``stands``: whatever the app does."""

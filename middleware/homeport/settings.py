@@ -157,6 +157,21 @@ class Settings(BaseSettings):
     stream_log_bytes: _Size = Field(64 * _MIB, description="The most bytes of events that are kept of one response.")
     stream_log_ttl: _SomeSeconds = Field(3600.0, description="How long events are kept.")
     max_resource_bytes: _Size = Field(16 * _MIB, description="The largest response that is replicated.")
+    history: bool = Field(
+        False, description="Keep what goes in and out, to replay it where an upstream keeps no state."
+    )
+    max_history_bytes: _Size = Field(16 * _MIB, description="The largest history that is replayed.")
+    max_history_turns: int = Field(1000, gt=0, description="The longest history that is replayed.")
+    owner_lost: Literal["reject", "replay"] = Field(
+        "reject", description="`replay` goes on elsewhere, from the history, when an owner is gone for good."
+    )
+    owner_lost_after: _SomeSeconds = Field(60.0, description="How long an upstream is unreachable before it is gone.")
+    conversation_policy: Literal["reject", "branch", "last_write_wins"] = Field(
+        "reject", description="What becomes of turns at the same time in one conversation that homeport holds."
+    )
+    conversation_lease: _SomeSeconds = Field(
+        15.0, description="How long a turn that has died keeps others out of its conversation."
+    )
     encryption_keys: Annotated[_Secrets, AfterValidator(checks.signing_keys)] = Field(
         (), description="Keys of stored content, `id:secret` each, at least 16 bytes a secret: the first writes."
     )
@@ -214,6 +229,8 @@ class Settings(BaseSettings):
             forward_item=self.unknown_item == "forward",
             forward_container=self.unknown_container == "forward",
             forward_encrypted=self.unknown_encrypted == "forward",
+            replay_lost=self.owner_lost == "replay",
+            history=self.history,
         )
 
     @property
@@ -234,7 +251,14 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _cross_checks(self) -> Settings:
-        checks_of_all = _tenancy_problem, _sharing_problem, _header_problem, _adoption_problem, _replica_problem
+        checks_of_all = (
+            _tenancy_problem,
+            _sharing_problem,
+            _header_problem,
+            _adoption_problem,
+            _replica_problem,
+            _history_problem,
+        )
         for problem in (check(self) for check in checks_of_all):
             if problem is not None:
                 raise ValueError(problem)
@@ -293,6 +317,14 @@ def _replica_problem(s: Settings) -> str | None:
         return "HOMEPORT_REPLICA_DEAD_AFTER must be at least twice HOMEPORT_REPLICA_BEAT: one late beat is no death"
     if s.replica_url is not None and not s.secrets:
         return "HOMEPORT_REPLICA_URL needs HOMEPORT_SECRETS: what replicas forward to each other is signed with them"
+    return None
+
+
+def _history_problem(s: Settings) -> str | None:
+    if s.owner_lost == "replay" and not s.history:
+        return "HOMEPORT_OWNER_LOST=replay needs HOMEPORT_HISTORY=true: there would be nothing to replay"
+    if s.history and s.mode == "observe":
+        return "HOMEPORT_HISTORY=true needs HOMEPORT_MODE=enforce: observing changes no request"
     return None
 
 

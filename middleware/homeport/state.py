@@ -19,10 +19,11 @@ from homeport import telemetry
 from homeport.decisions import Fact
 from homeport.errors import Reason
 from homeport.keys import Digests, Keyring, Kind, StateKey
-from homeport.records import Progress, Record, UnreadableRecord, Write, decode_record, progress_of
+from homeport.records import Entry, Progress, Record, UnreadableRecord, Write, decode_record, progress_of
 from homeport.settings import Settings
 from homeport.stores.base import (
     CapacityExceeded,
+    Chain,
     Conflict,
     Expired,
     Found,
@@ -43,7 +44,8 @@ _logger = logging.getLogger("homeport.state")
 _PROBE_INTERVAL = 1.0
 _COMMIT_GRACE = 1.0
 _TOUCH_DELAY = 0.5  # seconds in which reads that prolong a life are collected
-_CONTENT = frozenset({Kind.RESOURCE, Kind.INPUT})
+_CONTENT = frozenset({Kind.RESOURCE, Kind.INPUT, Kind.TURN, Kind.LEASE})
+_AROUND = 2  # rows of a chain that are no turns: the conversation, and its beginning
 _COUNT_LIFETIME = 5.0  # seconds for which a tenant's count is believed; the overshoot it allows is bounded and harmless
 
 
@@ -164,6 +166,16 @@ class State:
                     self.refresh(key, fact.ttl, result.remaining)
         return [facts[k] for k in keys]
 
+    async def load_chain(self, start: StateKey) -> Chain:
+        """A row and those before it, within the bounds of a history. Raises :class:`StoreUnavailable`."""
+        settings = self._settings
+        links, size = settings.max_history_turns + _AROUND, settings.max_history_bytes
+        return await self._timed(
+            "lookup",
+            settings.lookup_timeout,
+            lambda: self._store.load_chain(start, max_links=links, max_bytes=size),
+        )
+
     async def load(self, keys: Sequence[StateKey]) -> Sequence[Loaded]:
         """What the store holds for each key, in order, past the cache. Raises :class:`StoreUnavailable`."""
         return await self._timed("lookup", self._settings.lookup_timeout, lambda: self._store.load(keys))
@@ -231,21 +243,30 @@ class State:
         if epoch == self._epoch:
             for entry in write.entries:
                 # Not where a tombstone has outlived the write; and content says nothing of owners.
-                if entry.key.current in revisions and entry.kind not in _CONTENT:
+                if entry.key.current in revisions and entry.kind not in _CONTENT and self._says(owner, entry):
                     self._remember(entry.key, owner, entry.ttl)
         for key in write.forget:
             self._cache.pop(key.current, None)
         if then is not None:
             then()
 
+    def _says(self, owner: Record, entry: Entry) -> bool:
+        """Whether ``owner`` is all that the record of ``entry`` says: not of what a history holds in another way."""
+        if entry.kind is Kind.ITEM:
+            return not self._settings.history
+        return entry.owner == owner.fingerprint.encode()
+
     async def _delete(self, key: StateKey) -> None:
         ttl = self._settings.tombstone_ttl
         await self._timed("delete", self._settings.commit_timeout, lambda: self._store.delete(key, tombstone_ttl=ttl))
         self._invalidate([key.current])
 
-    def refresh(self, key: StateKey, ttl: float, remaining: float | None) -> None:
-        """Let a row that is used live on: batched, and at most once per tenth of its life."""
-        if not self._settings.refresh_on_read or remaining is None or remaining > ttl * 0.9:
+    def refresh(self, key: StateKey, ttl: float, remaining: float | None, *, always: bool = False) -> None:
+        """Let a row that is used live on: batched, and at most once per tenth of its life.
+
+        With ``HOMEPORT_REFRESH_ON_READ``, or ``always``.
+        """
+        if not (always or self._settings.refresh_on_read) or remaining is None or remaining > ttl * 0.9:
             return
         if not self._touches:
             self._background(self._touch())

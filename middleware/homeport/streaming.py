@@ -19,6 +19,7 @@ from homeport.error_events import failed_event
 from homeport.errors import Reason, Rejected, Rejection
 from homeport.observation import LARGE_RESPONSE, ObservedEvent, Turns, Unreadable, observe_event, shown_of
 from homeport.outlet import Outlet
+from homeport.rewriting import Shown
 from homeport.settings import Settings
 from homeport.sse import Event, EventTooLarge, Framer, LargeEvent, blocks, read
 
@@ -80,21 +81,23 @@ class StreamedAnswer:
     recorded, and each call raises what the server has raised.
     """
 
-    def __init__(self, outlet: Outlet, recorder: Recorder, settings: Settings) -> None:
+    def __init__(self, outlet: Outlet, recorder: Recorder, settings: Settings, shown: Shown | None = None) -> None:
         self._outlet = outlet
+        self._shown = shown
         self._recorder = recorder
-        self._tell = recorder.passed if recorder.keeps_content else None
+        self._tell = recorder.passed if recorder.watched else None
         self._linger = settings.linger
         self._hold_keepalive = settings.hold_keepalive
         # Mode observe refuses nothing.
         self._limit = settings.max_event_bytes if settings.mode == "enforce" else sys.maxsize
         self._framer = Framer(max_event_bytes=self._limit, read_bytes=_LARGE)
         self._coded: _Coded | None = None
+        self._decoder: StreamDecoder | None = None  # of what is rewritten, and goes out in plain
         self._opaque = False  # it cannot be decoded
         self._plain = True  # neither of the two
         self._ready: list[bytes | bytearray] = []  # events that may go out
         self._head: Message | None = None
-        self._turns = Turns()
+        self._turns = Turns(keep=settings.max_history_bytes if settings.history else 0)
         self._lingers: float | None = None
         self._last: bytes | bytearray = b""
         self._named = False
@@ -112,9 +115,12 @@ class StreamedAnswer:
         except ValueError:
             self._opaque = True
         else:
-            self._coded = _Coded(decoder) if decoder.coded else None
+            rewritten = decoder.coded and self._shown is not None
+            self._decoder = decoder if rewritten else None
+            self._coded = _Coded(decoder) if decoder.coded and not rewritten else None
             if self._coded is None:  # keepalives and an error are not in the length that was announced
-                kept = [(k, v) for k, v in message.get("headers", ()) if k.lower() != b"content-length"]
+                untrue = (b"content-length", b"content-encoding") if rewritten else (b"content-length",)
+                kept = [(k, v) for k, v in message.get("headers", ()) if k.lower() not in untrue]
                 self._head = {**message, "headers": kept}
         self._plain = not self._opaque and self._coded is None
 
@@ -126,6 +132,8 @@ class StreamedAnswer:
             if not self._plain:
                 self._turn_began = time.perf_counter()
                 await self._forward_coded(chunk, last=last)
+            elif self._decoder is not None:
+                await self._forward_decoded(self._decoder, chunk, last=last)
             else:
                 if last or len(chunk) > _SLICE:
                     self._turn_began = time.perf_counter()
@@ -185,6 +193,22 @@ class StreamedAnswer:
         if coded.held > self._limit:
             raise EventTooLarge
 
+    async def _forward_decoded(self, decoder: StreamDecoder, chunk: bytes, *, last: bool) -> None:
+        """Pass on in plain what was compressed elsewhere and is rewritten here."""
+        self._turn_began = time.perf_counter()
+        try:
+            for text in decoder.feed(chunk):
+                await self._frame(text)
+                await self._flush()
+                if self._finished:
+                    return
+        except CodingError:
+            raise Rejected.because(Reason.COMMIT_FAILED) from None
+        if last:
+            await self._frame(b"", last=True)
+        self._ready.append(self._framer.rest_of_line_end())
+        await self._flush()
+
     async def _frame(self, text: bytes, *, last: bool = False) -> None:
         """Handle the events that end in ``text``: a little at a time, for one chunk may hold a million."""
         for count, piece in enumerate(blocks(text, _SLICE), 1):
@@ -213,7 +237,7 @@ class StreamedAnswer:
                 if self._finished:
                     return
             if self._plain:
-                self._ready.append(event.raw)
+                self._ready.append(event.raw if found is None or self._shown is None else self._shown.event(event))
             if event.data:
                 latest = event
                 if self._tell is not None:
@@ -229,8 +253,9 @@ class StreamedAnswer:
         if self._tell is not None and not self._finished:
             self._tell(event)
         if self._plain:
+            raw = event.raw if found is None or self._shown is None else self._shown.event(event)
             with self._outlet.unbroken():
-                for block in blocks(event.raw, _BLOCK):
+                for block in blocks(raw, _BLOCK):
                     await self._emit(block)
                     await self._pause()
         if event.data:

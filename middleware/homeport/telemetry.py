@@ -9,6 +9,9 @@ __all__ = [
     "commits",
     "conflicts",
     "decisions",
+    "history_dropped",
+    "history_moves",
+    "history_reads",
     "hold_seconds",
     "lookup_seconds",
     "lookups",
@@ -23,6 +26,11 @@ lookups = _meter.create_counter("homeport.lookups", description="Selectors looke
 decisions = _meter.create_counter("homeport.decisions", description="Decisions, by operation and outcome")
 commits = _meter.create_counter("homeport.commits", description="Commits, by outcome")
 conflicts = _meter.create_counter("homeport.conflicts", description="Writes refused because another owner was first")
+history_reads = _meter.create_counter("homeport.history.reads", description="Histories read, to be replayed")
+history_moves = _meter.create_counter("homeport.history.moves", description="Replays as an owner is gone, by owner")
+history_dropped = _meter.create_counter(
+    "homeport.history.dropped", description="Items that could not be replayed and can be left out, by type"
+)
 store_errors = _meter.create_counter("homeport.store.errors", description="Failed store operations, by operation")
 lookup_seconds = _meter.create_histogram("homeport.lookup.duration", unit="s", description="Time of store lookups")
 commit_seconds = _meter.create_histogram("homeport.commit.duration", unit="s", description="Time of commits")

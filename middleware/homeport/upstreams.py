@@ -11,7 +11,7 @@ from typing import Protocol
 
 from homeport.keys import length_prefixed
 
-__all__ = ["RecallingDirectory", "StaticDirectory", "Upstream", "UpstreamDirectory", "fingerprint"]
+__all__ = ["HOME", "RecallingDirectory", "StaticDirectory", "Upstream", "UpstreamDirectory", "fingerprint"]
 
 
 def fingerprint(*parts: str) -> str:
@@ -26,6 +26,9 @@ class Upstream:
     Two upstreams with one ``fingerprint`` share state; ``former`` are fingerprints that it had before, under a secret
     that has been rotated. ``models`` are the models it serves, None for any. A ``shared`` upstream is bound to the
     tenant but not pinned. ``stateful=False``: keeps no Responses state. ``paused``: keeps its state, takes no requests.
+    ``lost``: its state cannot be reached, and not for lack of a moment's patience: what it held may be replayed
+    elsewhere if ``HOMEPORT_OWNER_LOST`` allows. ``takes`` are the types of items that it can be sent in an input, None
+    for any: of what is replayed, others would be lost without a word.
     """
 
     name: str
@@ -34,6 +37,8 @@ class Upstream:
     shared: bool = False
     stateful: bool = True
     paused: bool = False
+    lost: bool = False
+    takes: frozenset[str] | None = None
     former: tuple[str, ...] = ()
 
     def is_home_of(self, fingerprint: str) -> bool:
@@ -42,6 +47,10 @@ class Upstream:
 
     def serves(self, model: str | None) -> bool:
         return self.models is None or model is None or model in self.models
+
+
+HOME = Upstream("homeport", fingerprint("homeport"), stateful=False)
+"""homeport itself, where it holds a conversation (``HOMEPORT_HISTORY``)."""
 
 
 class UpstreamDirectory(Protocol):

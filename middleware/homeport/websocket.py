@@ -16,7 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from homeport import telemetry
-from homeport.decisions import Pin, Reject
+from homeport.decisions import Pin, Reject, Replay, Serve
 from homeport.error_events import error_frame, failed_frame
 from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, reject
 from homeport.exchange import Adopt, Exchange, exchange_scope
@@ -40,6 +40,7 @@ _INLINE_BYTES = 1 << 15  # larger frames are read in a thread, so that other str
 _NOTHING = Heard()
 _INTERNAL_ERROR, _NORMAL = 1011, 1000
 
+_NO_REPLAY = "What came before must be sent again, which is not done on a WebSocket. Send the request over HTTP."
 _ELSEWHERE = (
     "The state is held by another upstream than the one that this WebSocket is connected to. Open a new connection to "
     "continue it."
@@ -201,6 +202,8 @@ class SocketResponder:
         decision = await self._gate.judge(
             ledger, self._port.upstreams, known=self._lanes.known(frame.request), adopt=self._adopt
         )
+        if isinstance(decision, Replay | Serve):
+            raise Rejected(reject(Reason.UNSUPPORTED_OPERATION, message=_NO_REPLAY))
         if isinstance(decision, Reject):
             if not self._gate.enforces:  # it is routed all the same
                 self._port.pin = self._port.pin or decision.known

@@ -16,7 +16,18 @@ from homeport.records import Conflict, Entry, Progress
 from homeport.stores.base import Expired, Missing, StoreUnavailable
 from homeport.stores.faults import Fault, FaultKind
 from homeport.stores.fresh import fresh_plan
-from homeport.testing.contract.harness import alone, conversation, found, item, key, response, ring, write
+from homeport.testing.contract.harness import (
+    alone,
+    conversation,
+    found,
+    item,
+    key,
+    lease,
+    response,
+    ring,
+    turn,
+    write,
+)
 from support.stores import SQLHarness
 
 
@@ -80,6 +91,25 @@ async def test_what_its_own_exchange_left_pending_is_replaced_without_a_look(har
     row = await found(harness.store, "r")
     assert (row.record, row.revision) == (b"first", 2)
     assert row.remaining > 50
+
+
+async def test_turns_are_written_without_a_look(harness: SQLHarness, reads: Reads) -> None:
+    exchange, parent = os.urandom(16), key("a", Kind.TURN)
+    await harness.store.commit(write(turn("a"), turn("b", parent=parent, progress=Progress.QUEUED), exchange=exchange))
+    await harness.store.commit(write(turn("b", parent=parent, record=b"ended"), exchange=exchange))
+    await harness.store.commit(write(lease("c", exchange), exchange=exchange))
+    assert reads.count == 0
+    chain = await harness.store.load_chain(key("b", Kind.TURN), max_links=9, max_bytes=999)
+    assert ([link.record for link in chain.links], chain.whole) == ([b"ended", b"content"], True)
+
+
+async def test_a_parent_that_must_be_kept_is(harness: SQLHarness, reads: Reads) -> None:
+    exchange, parent = os.urandom(16), key("a", Kind.TURN)
+    await harness.store.commit(write(turn("b", parent=parent, progress=Progress.QUEUED), exchange=exchange))
+    await harness.store.commit(write(turn("b"), exchange=exchange))
+    assert reads.count == 1
+    chain = await harness.store.load_chain(key("b", Kind.TURN), max_links=9, max_bytes=999)
+    assert [link.parent for link in chain.links] == [parent.current]
 
 
 async def test_concurrent_creates_share_it(harness: SQLHarness, reads: Reads) -> None:
@@ -264,9 +294,23 @@ async def test_a_key_that_appears_meanwhile_undoes_it_all(postgres_url: str) -> 
         [write(response(key("r", keyring=ring(b"new", b"a secret"))))],
         [write(claimed(response("r"), "c", older=(b"old" * 11,)))],
         [write(conversation("c", expected=1))],
+        [write(response("r"), release=[key("c", Kind.LEASE)])],
+        [write(turn("t", after=key("c", Kind.CONVERSATION)))],
+        [write(turn("t", parent=key("p", keyring=ring(b"new", b"a secret"))))],
         [],
     ],
-    ids=["forgets", "a conversation", "a key twice", "older secrets", "an older claim", "expects one", "nothing"],
+    ids=[
+        "forgets",
+        "a conversation",
+        "a key twice",
+        "older secrets",
+        "an older claim",
+        "expects one",
+        "releases",
+        "appends",
+        "an older parent",
+        "nothing",
+    ],
 )
 def test_what_needs_a_look_is_settled_as_ever(writes) -> None:
     assert fresh_plan(writes) is None

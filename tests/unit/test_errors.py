@@ -10,7 +10,7 @@ from homeport.error_events import failed_event
 from homeport.errors import _TABLE, Reason, Rejected, missing_state, reject
 from homeport.keys import Kind
 
-BY_KIND = {Reason.MISSING, Reason.EXPIRED, Reason.DELETED}
+BY_KIND = {Reason.MISSING, Reason.EXPIRED, Reason.DELETED, Reason.HELD}
 
 # reason: (status, type, code, x-should-retry)
 TABLE = {
@@ -47,6 +47,10 @@ TABLE = {
     Reason.COMMIT_FAILED: (500, "server_error", "state_commit_failed", "false"),
     Reason.RESPONSE_NOT_LOCAL: (409, "invalid_request_error", "response_not_local", "false"),
     Reason.OFFSET_LOST: (409, "invalid_request_error", "offset_lost", "false"),
+    Reason.HISTORY_LOST: (400, "invalid_request_error", "history_lost", None),
+    Reason.HISTORY_TOO_LARGE: (400, "invalid_request_error", "history_too_large", None),
+    Reason.HISTORY_NOT_PORTABLE: (400, "invalid_request_error", "history_not_portable", None),
+    Reason.CONVERSATION_STALE: (500, "server_error", "conversation_stale", "false"),
 }
 
 

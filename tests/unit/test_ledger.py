@@ -31,7 +31,7 @@ class FakeState:
     async def commit(self, write, owner, *, timeout, then=None):
         if self.error is not None:
             raise self.error
-        assert owner == Record("a", "fa")
+        assert (owner.upstream, owner.fingerprint) == ("a", "fa")
         self.writes.append((write, timeout))
 
     def knows(self, key):
@@ -240,7 +240,7 @@ async def test_claims() -> None:
     ("error", "reason"),
     [
         (Conflict(), Reason.OWNER_CONFLICT),
-        (StaleRevision(), Reason.CONVERSATION_LOCKED),
+        (StaleRevision(), Reason.COMMIT_FAILED),
         (StoreUnavailable("x"), Reason.COMMIT_FAILED),
         (CapacityExceeded("x"), Reason.COMMIT_FAILED),
     ],

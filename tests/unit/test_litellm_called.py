@@ -113,6 +113,8 @@ def test_what_a_body_and_a_request_continue() -> None:
 
 
 class Port:
+    replayed = None
+
     def __init__(self, *selectors) -> None:
         self.selectors, self.pin, self.reports = selectors, None, []
 

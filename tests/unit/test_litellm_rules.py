@@ -257,6 +257,7 @@ def test_in_litellm_the_store_has_no_default(monkeypatch) -> None:
         ({"LITELLM_SURFACES": "chat:maybe"}, "chat:allow"),
         ({"LITELLM_SURFACES": "chat:allow,chat:refuse"}, "twice"),
         ({"LITELLM_TENANT": "org"}, "HOMEPORT_LITELLM_TENANT"),
+        ({"TENANT_MOD": "host"}, "HOMEPORT_TENANT_MOD is not known; did you mean HOMEPORT_TENANT_MODE"),
     ],
 )
 def test_settings_that_do_not_do(environ, changes, problem) -> None:

@@ -57,8 +57,8 @@ TABLE = {
     "PUT /conversations/c": (Operation.CONVERSATION_OTHER, "c"),
     "POST /conversations/c/items": (Operation.ITEMS_CREATE, "c"),
     "GET /conversations/c/items": (Operation.ITEMS_LIST, "c"),
-    "GET /conversations/c/items/i": (Operation.ITEM_RETRIEVE, "c"),
-    "DELETE /conversations/c/items/i": (Operation.ITEM_DELETE, "c"),
+    "GET /conversations/c/items/i": (Operation.ITEM_RETRIEVE, "c", "i"),
+    "DELETE /conversations/c/items/i": (Operation.ITEM_DELETE, "c", "i"),
     "POST /conversations/c/items/i": (Operation.CONVERSATION_OTHER, "c"),
     "GET /conversations/c/items/i/x": (Operation.CONVERSATION_OTHER, "c"),
     "POST /containers": (Operation.CONTAINER_CREATE, None),
@@ -73,7 +73,7 @@ TABLE = {
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize(("line", "expected"), TABLE.items())
-def test_every_operation_below_every_prefix(line: str, expected: tuple[Operation, str | None], prefix: str) -> None:
+def test_every_operation_below_every_prefix(line: str, expected: tuple[object, ...], prefix: str) -> None:
     method, path = line.split(" ")
     assert match(f"{method} {prefix}{path}") == Match(*expected)
     assert matcher.match(method, prefix + path, None) == Match(*expected)
@@ -105,12 +105,14 @@ def test_options_is_never_ours() -> None:
 
 
 def test_what_is_said_of_operations() -> None:
-    for line, (operation, path_id) in TABLE.items():
+    for line, (operation, path_id, *_) in TABLE.items():
         assert operation.by_id is (path_id is not None) is (operation.path_kind is not None)
         if operation.by_id:
             kinds = {"responses": Kind.RESPONSE, "conversations": Kind.CONVERSATION, "containers": Kind.CONTAINER}
             assert operation.path_kind is kinds[line.split("/")[1]]
-    assert {o for o, _ in TABLE.values()} == set(Operation) - {Operation.STEER, Operation.INJECT}, "frames have no path"
+    assert {o for o, *_ in TABLE.values()} == set(Operation) - {Operation.STEER, Operation.INJECT}, (
+        "frames have no path"
+    )
 
 
 RETRIEVE = Match(Operation.RETRIEVE, "Resp_A")
@@ -276,7 +278,9 @@ ids = st.text(
 @given(ids)
 def test_ids_are_opaque(path_id: str) -> None:
     assert match(f"GET /v1/responses/{quote(path_id, safe='')}") == Match(Operation.RETRIEVE, path_id)
-    assert match(f"DELETE /conversations/{quote(path_id, safe='')}/items/i") == Match(Operation.ITEM_DELETE, path_id)
+    quoted = quote(path_id, safe="")
+    assert match(f"DELETE /conversations/{quoted}/items/i") == Match(Operation.ITEM_DELETE, path_id, "i")
+    assert match(f"GET /conversations/c/items/{quoted}") == Match(Operation.ITEM_RETRIEVE, "c", path_id)
 
 
 segments = st.sampled_from(

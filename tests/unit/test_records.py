@@ -208,6 +208,112 @@ def test_an_owner_written_under_an_older_secret_still_owns() -> None:
     assert settle({KEY.current: row()}, write(entry(key=key))) == []
 
 
+CHAT = StateKey(b"h" * 32)
+BEFORE = StateKey(b"b" * 32, (b"B" * 32,))
+
+
+def stood_on(new: Entry, *stored: Row) -> bytes | None:
+    """What the row of ``new`` stands on when it has been written."""
+    (change,) = settle({r.digest: r for r in stored}, write(new))
+    assert not isinstance(change, Remove)
+    return change.parent
+
+
+def chat(**changes) -> Row:
+    return row(**{"digest": CHAT.current, "parent": b"last" * 8, **changes})
+
+
+def test_a_row_stands_on_its_parent_wherever_that_is() -> None:
+    new = entry(kind=Kind.TURN, parent=BEFORE)
+    assert stood_on(new) == BEFORE.current
+    assert stood_on(new, row(digest=BEFORE.older[0])) == BEFORE.older[0]
+    tomb = row(digest=BEFORE.current, state=RowState.DELETED)
+    assert stood_on(new, tomb, row(digest=BEFORE.older[0])) == BEFORE.older[0]
+    assert stood_on(entry(kind=Kind.TURN)) is None
+
+
+def test_what_is_appended_stands_on_the_last_one() -> None:
+    new = entry(kind=Kind.TURN, parent=BEFORE, after=CHAT)
+    assert stood_on(new, chat()) == b"last" * 8
+    for head in (chat(parent=None), chat(state=RowState.DELETED), chat(state=RowState.EXPIRED)):
+        assert stood_on(new, head) == BEFORE.current
+    older = StateKey(b"H" * 32, (CHAT.current,))
+    assert stood_on(entry(kind=Kind.TURN, after=older), chat()) == b"last" * 8
+
+
+def test_both_a_turn_and_its_conversation_are_seen_as_they_were_before_the_write() -> None:
+    turn = entry(kind=Kind.TURN, after=CHAT)
+    head = entry(key=CHAT, kind=Kind.CONVERSATION, ttl=None, parent=KEY)
+    for order in ((turn, head), (head, turn)):
+        changes = settle({CHAT.current: chat()}, write(*order))
+        parents = {c.entry.key: c.parent for c in changes if not isinstance(c, Remove)}
+        assert parents == {KEY: b"last" * 8, CHAT: KEY.current}
+
+
+def test_what_goes_on_keeps_its_parent_unless_another_is_given() -> None:
+    begun = row(progress=Progress.QUEUED, generation=5, parent=b"p" * 32)
+    assert stood_on(entry(kind=Kind.TURN, generation=5), begun) == b"p" * 32
+    assert stood_on(entry(kind=Kind.TURN, generation=5, parent=BEFORE), begun) == BEFORE.current
+    # Its conversation has gone on, to itself perhaps.
+    appended = entry(kind=Kind.TURN, generation=5, parent=BEFORE, after=CHAT)
+    assert stood_on(appended, begun, chat(parent=KEY.current)) == b"p" * 32
+    assert stood_on(appended, replace(begun, parent=None), chat(parent=KEY.current)) is None
+
+
+@pytest.mark.parametrize("changes", [{"state": RowState.EXPIRED}, {"state": RowState.DELETED}, {"generation": 5}])
+def test_what_was_there_before_hands_down_no_parent(changes) -> None:
+    old = row(parent=b"p" * 32, **changes)
+    assert stood_on(entry(kind=Kind.TURN, generation=6, made=True), old) is None
+    assert stood_on(entry(kind=Kind.TURN, generation=6, made=True, after=CHAT), old, chat()) == b"last" * 8
+
+
+def test_what_must_be_read_to_know_the_parent() -> None:
+    assert write(entry(parent=StateKey(b"p" * 32))).digests == {KEY.current}, "there is one place where it can be"
+    assert write(entry(parent=BEFORE, after=CHAT)).digests == {KEY.current, *BEFORE.all, CHAT.current}
+    released = Write(b"w1", b"x1", TENANT, (), release=(BEFORE,))
+    assert released.digests == set(BEFORE.all)
+
+
+def test_an_item_of_a_turn_is_deleted_if_nobody_else_did_meanwhile() -> None:
+    edited = entry(kind=Kind.TURN, record=b"edited", ttl=20.0, expected_revision=3)
+    change = settled(row(generation=5, parent=b"p" * 32), edited)
+    assert isinstance(change, Replace)
+    assert (change.revision, change.ttl, change.parent) == (4, 80.0, b"p" * 32)
+    assert change.entry.generation == 5
+    with pytest.raises(StaleRevision):
+        settled(row(revision=4), edited)
+    with pytest.raises(Conflict):
+        settled(row(owner=b"owner-b"), edited)
+    assert settled(row(), replace(edited, expected_revision=None)) is None
+    assert settled(None, replace(edited, only_known=True)) is None
+    assert settled(row(state=RowState.EXPIRED), replace(edited, only_known=True)) is None
+    ended = replace(edited, progress=Progress.QUEUED)
+    assert settled(row(), ended) is None, "what has ended is not edited by who saw it before its end"
+
+
+def test_a_lease_is_its_exchange_s_while_it_lasts() -> None:
+    lease = entry(kind=Kind.LEASE, owner=b"x1", record=b"", ttl=10.0, tombstone_ttl=0.0, progress=Progress.PENDING)
+    held = row(owner=b"x1", exchange=b"x1", progress=Progress.PENDING, remaining=4.0)
+    prolonged = settled(held, lease)
+    assert isinstance(prolonged, Replace)
+    assert prolonged.ttl == 10.0
+    theirs = replace(held, owner=b"x2", exchange=b"x2")
+    with pytest.raises(Conflict):
+        settled(theirs, lease)
+    assert isinstance(settled(replace(theirs, state=RowState.EXPIRED), lease), Replace)
+    for stored, expected in ((held, [Remove(KEY.current)]), (theirs, [])):
+        assert settle({KEY.current: stored}, Write(b"w1", b"x1", TENANT, (), release=(KEY,))) == expected
+
+
+def test_a_lease_that_was_lost_keeps_nothing_else_from_being_let_go() -> None:
+    mine = row(digest=CHAT.current, exchange=b"x1", progress=Progress.PENDING)
+    theirs = row(exchange=b"x2")
+    let_go = Write(b"w1", b"x1", TENANT, (), forget=(CHAT,), release=(KEY,))
+    assert settle({r.digest: r for r in (mine, theirs)}, let_go) == [Remove(CHAT.current)]
+    swapped = Write(b"w1", b"x1", TENANT, (), forget=(KEY,), release=(CHAT,))
+    assert settle({r.digest: r for r in (mine, theirs)}, swapped) == [Remove(CHAT.current)]
+
+
 @pytest.mark.parametrize(
     ("status", "expected"),
     [("queued", 1), ("in_progress", 2), ("completed", 3), ("cancelled", 3), (None, 3), ("brand_new", 3)],

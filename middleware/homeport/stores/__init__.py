@@ -1,9 +1,9 @@
 """Stores: the port, the two that homeport ships, and all that a host needs to write one of its own.
 
 A store of one's own implements :class:`StateStore`. Its ``commit`` reads the rows of ``write.digests``, gives them to
-:func:`settle`, and makes the changes that come back durable in the same transaction: an ``Insert`` whose key has
-appeared meanwhile means to read and settle again; a conflict raised by ``settle`` goes to the caller with nothing
-written. Run ``homeport.testing.StateStoreContract`` on it; ``homeport/stores/memory.py`` is the shortest example. For
+:func:`settle`, and makes the changes that come back durable in the same transaction, the ``parent`` of a row among
+them: an ``Insert`` whose key has appeared meanwhile means to read and settle again; a conflict raised by ``settle``
+goes to the caller with nothing written. Run ``homeport.testing.StateStoreContract`` on it; ``homeport/stores/memory.py`` is the shortest example. For
 replicas whose state lives in the process it must be a :class:`BoardStore` too: ``homeport.testing.BoardContract``.
 """
 
@@ -19,10 +19,12 @@ from homeport.settings import Settings
 from homeport.settings_checks import database_url, listen_url
 from homeport.stores.base import (
     CapacityExceeded,
+    Chain,
     Committed,
     Conflict,
     Expired,
     Found,
+    Link,
     Loaded,
     Missing,
     SecretMismatch,
@@ -38,6 +40,7 @@ __all__ = [
     "Board",
     "BoardStore",
     "CapacityExceeded",
+    "Chain",
     "Change",
     "Chunk",
     "Committed",
@@ -50,6 +53,7 @@ __all__ = [
     "Insert",
     "Intent",
     "Kind",
+    "Link",
     "Loaded",
     "Member",
     "Missing",

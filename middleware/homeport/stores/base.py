@@ -16,10 +16,12 @@ from homeport.records import Conflict, StaleRevision, Write
 
 __all__ = [
     "CapacityExceeded",
+    "Chain",
     "Committed",
     "Conflict",
     "Expired",
     "Found",
+    "Link",
     "Loaded",
     "Missing",
     "SecretMismatch",
@@ -67,6 +69,34 @@ Loaded = Found | Missing | Expired
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """A live row of a chain. ``parent`` is the digest of the row that it stands on, None for the first of all."""
+
+    digest: bytes
+    revision: int
+    record: bytes
+    parent: bytes | None
+    remaining: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A row and those before it, the newest first; none where the row it should begin with is not live.
+
+    ``cut``: there are more than the bounds allow, and the last of these is not the first of all. Otherwise, if the last
+    one has a parent, that row is gone.
+    """
+
+    links: tuple[Link, ...] = ()
+    cut: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is missing."""
+        return bool(self.links) and self.links[-1].parent is None
+
+
+@dataclass(frozen=True, slots=True)
 class Committed:
     """A durable write: the revision of every key that it named and that exists, by current digest."""
 
@@ -101,6 +131,13 @@ class StateStore(Protocol):
 
     async def load(self, keys: Sequence[StateKey]) -> Sequence[Loaded]:
         """What is known of each key, in order, in one round trip. Any of a key's digests may hold the row."""
+
+    async def load_chain(self, start: StateKey, *, max_links: int, max_bytes: int) -> Chain:
+        """The live row of ``start``, the row of its parent and so on to the first, in one round trip.
+
+        ``max_bytes`` bounds the sum of the records: a row that would go beyond it is not read, nor one after
+        ``max_links``; the first one always is.
+        """
 
     async def commit(self, write: Write) -> Committed:
         """Make ``write`` durable, all or nothing.

@@ -6,11 +6,13 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, insert, inspect, select
+from sqlalchemy import URL, Column, Connection, insert, inspect, select, text
+from sqlalchemy.engine.reflection import ObjectKind, ObjectScope
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
+from sqlalchemy.schema import CreateColumn
 
 from homeport.stores.base import StoreUnavailable
 from homeport.stores.dialects import dialect_of
@@ -119,12 +121,12 @@ class Database:
             raise StoreUnavailable("the tables were made by a later version of homeport")
 
     async def _make_tables(self) -> int:
-        """Make the tables that are missing, unless another process was faster; the version of what is there."""
+        """Make what is missing, unless another process was faster; the version of what is there."""
         async with self.transaction() as conn:
             await self.dialect.lock(conn)
             version, complete = await _stored(conn)
             if not complete and (version is None or version <= VERSION):
-                await conn.run_sync(metadata.create_all)
+                await conn.run_sync(_complete)
                 if version is None:
                     await conn.execute(insert(schema_version).values(id=1, version=VERSION))
                 await conn.commit()
@@ -132,16 +134,33 @@ class Database:
 
 
 async def _stored(conn: AsyncConnection) -> tuple[int | None, bool]:
-    """The version of the tables, None without any, and whether each of them is there."""
-
-    def missing(sync: Connection) -> set[str]:
-        return {name for name in metadata.tables if not inspect(sync).has_table(name)}
-
-    absent = await conn.run_sync(missing)
-    if schema_version.name in absent:
+    """The version of the tables, None without any, and whether each of them is there with each of its columns."""
+    there = await conn.run_sync(_columns)
+    if schema_version.name not in there:
         return None, False
     version: int | None = await conn.scalar(select(schema_version.c.version))
-    return version, not absent
+    return version, all(there.get(t.name, set()).issuperset(t.c.keys()) for t in metadata.tables.values())
+
+
+def _columns(conn: Connection) -> dict[str, set[str]]:
+    """The names of the columns of those of our tables that are there."""
+    names = list(metadata.tables)
+    found = inspect(conn).get_multi_columns(filter_names=names, kind=ObjectKind.ANY, scope=ObjectScope.ANY)
+    return {table: {column["name"] for column in columns} for (_, table), columns in found.items()}
+
+
+def _complete(conn: Connection) -> None:
+    """Make the tables and columns that are missing."""
+    there = _columns(conn)
+    metadata.create_all(conn)
+    for table in metadata.tables.values():
+        for column in table.c:
+            if table.name in there and column.name not in there[table.name]:
+                conn.execute(text(f"ALTER TABLE {table.name} ADD COLUMN {_definition(column, conn)}"))
+
+
+def _definition(column: Column[Any], conn: Connection) -> str:
+    return str(CreateColumn(column).compile(dialect=conn.dialect))
 
 
 def _size(engine: AsyncEngine) -> int:

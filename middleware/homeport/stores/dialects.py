@@ -7,7 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sqlalchemy import CTE, URL, ColumnElement, Executable, Select, Table, and_, delete, literal_column, or_, select
+from sqlalchemy import (
+    CTE,
+    URL,
+    ColumnElement,
+    Executable,
+    FromClause,
+    Select,
+    Table,
+    and_,
+    delete,
+    literal_column,
+    or_,
+    select,
+)
 from sqlalchemy.engine import Dialect as Driver
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -142,9 +155,8 @@ class Dialect(ABC):
         c = state.c
         left = (c.expires_at - self.now, c.dead_at - self.now)
         self._facts = select(c.digest, c.revision, c.record, c.deleted, *left)
-        rows = select(
-            c.digest, c.owner, c.revision, c.generation, c.progress, c.exchange, c.write_id, c.record, c.deleted, *left
-        )
+        known = c.digest, c.owner, c.revision, c.generation, c.progress, c.exchange, c.write_id, c.record, c.parent
+        rows = select(*known, c.deleted, *left)
         # In the order of the digests, so that two transactions never wait for each other.
         self._rows = rows.order_by(c.digest).with_for_update()
 
@@ -157,16 +169,22 @@ class Dialect(ABC):
         own = c.exchange == new["exchange"], c.owner == new["owner"], self.live
         later = c.progress < new["progress"], c.generation <= new["generation"]
         longer = or_(new["expires_at"].is_(None), new["expires_at"] >= c.expires_at)
-        return and_(*own, *later, longer)
+        no_parent_to_keep = or_(new["parent"].is_not(None), c.parent.is_(None))
+        return and_(*own, *later, longer, no_parent_to_keep)
 
     @property
     def live(self) -> ColumnElement[bool]:
         """The condition that a row is live."""
-        return ~state.c.deleted & or_(state.c.expires_at.is_(None), state.c.expires_at > self.now)
+        return self.alive(state, self.now)
+
+    @staticmethod
+    def alive(rows: FromClause, now: ColumnElement[float]) -> ColumnElement[bool]:
+        """The condition that one of ``rows``, which are the state under whatever name, is live at ``now``."""
+        return ~rows.c.deleted & or_(rows.c.expires_at.is_(None), rows.c.expires_at > now)
 
 
 def _row(r: Any) -> Row:
-    digest, owner, revision, generation, progress, exchange, write_id, record, deleted, remaining, grave = r
+    digest, owner, revision, generation, progress, exchange, write_id, record, parent, deleted, remaining, grave = r
     if deleted and (grave is None or grave > 0):
         state_, remaining = RowState.DELETED, None
     elif deleted or (remaining is not None and remaining <= 0):
@@ -174,7 +192,8 @@ def _row(r: Any) -> Row:
         state_, remaining = RowState.EXPIRED, None
     else:
         state_ = RowState.LIVE
-    return Row(digest, owner, state_, revision, generation, Progress(progress), exchange, write_id, record, remaining)
+    known = digest, owner, state_, revision, generation, Progress(progress), exchange, write_id, record
+    return Row(*known, remaining, parent)
 
 
 BINDS = (
@@ -189,6 +208,7 @@ BINDS = (
     "write_id",
     "record",
     "counted",
+    "parent",
     "ttl",
     "grave",
 )
@@ -212,6 +232,7 @@ def _values(put: Put) -> tuple[Any, ...]:
         write.write_id,
         entry.record,
         entry.counted,
+        put.parent,
         put.ttl,
         put.grave,
     )

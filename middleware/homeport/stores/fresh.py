@@ -34,7 +34,7 @@ def fresh_plan(writes: Sequence[Write]) -> FreshPlan | None:
     """The plan for ``writes``, in the order of the digests; None where more rows must be known than they name."""
     puts: dict[bytes, Put] = {}
     for write in writes:
-        if write.forget:
+        if write.forget or write.release:
             return None
         for entry in _entries(write.entries):
             digest = entry.key.current
@@ -43,7 +43,10 @@ def fresh_plan(writes: Sequence[Write]) -> FreshPlan | None:
                 return None
             if entry.kind is Kind.CONVERSATION and not entry.made:
                 return None
-            puts[digest] = Put(digest, write, entry, 1, entry.ttl)
+            if entry.after is not None or (entry.parent is not None and entry.parent.older):
+                return None
+            parent = None if entry.parent is None else entry.parent.current
+            puts[digest] = Put(digest, write, entry, 1, entry.ttl, parent)
     # Every transaction takes its locks in one order.
     return FreshPlan([puts[d] for d in sorted(puts)], writes) if puts else None
 

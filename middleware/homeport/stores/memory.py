@@ -14,9 +14,11 @@ from homeport.keys import Digests, StateKey
 from homeport.records import Row, RowState, Write
 from homeport.stores.base import (
     CapacityExceeded,
+    Chain,
     Committed,
     Expired,
     Found,
+    Link,
     Loaded,
     Missing,
     SecretMismatch,
@@ -108,6 +110,24 @@ class MemoryStore:
                 return Found(row.revision, row.record, row.remaining)
         return Expired(deleted=found[0].deleted) if found else Missing()
 
+    async def load_chain(self, start: StateKey, *, max_links: int, max_bytes: int) -> Chain:
+        """See :meth:`homeport.stores.base.StateStore.load_chain`."""
+        now = self._clock()
+        digest = next((d for d in start.all if self._live(d, now) is not None), None)
+        links: dict[bytes, Link] = {}
+        size = 0
+        while digest is not None and digest not in links and (row := self._live(digest, now)) is not None:
+            size += len(row.record)
+            if links and (len(links) >= max_links or size > max_bytes):
+                return Chain(tuple(links.values()), cut=True)
+            links[digest] = Link(digest, row.revision, row.record, row.parent, row.remaining)
+            digest = row.parent
+        return Chain(tuple(links.values()))
+
+    def _live(self, digest: bytes, now: float) -> Row | None:
+        stored = self._rows.get(digest)
+        return stored.seen(now) if stored is not None and stored.live(now) else None
+
     async def commit(self, write: Write) -> Committed:
         """Make ``write`` true, all or nothing.
 
@@ -155,7 +175,7 @@ class MemoryStore:
         now = self._clock()
         found = [s for s in (self._rows.get(d) for d in key.all) if s is not None and s.live(now)]
         for stored in found:
-            stored.row = replace(stored.row, record=b"")
+            stored.row = replace(stored.row, record=b"", parent=None)
             stored.deleted = True
             stored.dead_at = now + tombstone_ttl
             self._reclaimable_at = min(self._reclaimable_at, stored.dead_at)

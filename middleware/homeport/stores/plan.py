@@ -23,6 +23,7 @@ class Put(msgspec.Struct, frozen=True, gc=False):
     entry: Entry
     revision: int
     ttl: float | None
+    parent: bytes | None = None
 
     @property
     def grave(self) -> float | None:
@@ -93,9 +94,9 @@ class Plan:
 
 def _stage(change: Change, write: Write, puts: dict[bytes, Put], removed: set[bytes]) -> None:
     if isinstance(change, Insert):
-        put = Put(change.entry.key.current, write, change.entry, change.revision, change.entry.ttl)
+        put = Put(change.entry.key.current, write, change.entry, change.revision, change.entry.ttl, change.parent)
     elif isinstance(change, Replace):
-        put = Put(change.digest, write, change.entry, change.revision, change.ttl)
+        put = Put(change.digest, write, change.entry, change.revision, change.ttl, change.parent)
     else:
         removed.add(change.digest)
         return
@@ -120,4 +121,5 @@ def row_of(put: Put) -> Row:
         write_id=write.write_id,
         record=entry.record,
         remaining=put.ttl,
+        parent=put.parent,
     )

@@ -31,7 +31,10 @@ __all__ = [
 ]
 
 VERSION = 1
-"""Of the tables below; a store refuses tables of a later version, and makes those that are missing."""
+"""Of the tables below; a store refuses tables of a later version, and makes tables and columns that are missing.
+
+A column that came later may be NULL, and who does not know it can go on: the version stays.
+"""
 
 LOCK = 0x686F6D65706F7274
 """The PostgreSQL advisory lock for changes of the schema and of the check values."""
@@ -62,6 +65,7 @@ state = Table(
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double),  # end of the active life, NULL without one
     Column("dead_at", Double),  # end of the tombstone, when the row may be purged
+    Column("parent", LargeBinary(32)),  # digest of the row that this one stands on; no index: looked up from here
 )
 # Erase needs the tenant alone, count the tenant's counted rows: one index serves both.
 Index("homeport_state_tenant", state.c.tenant, state.c.counted)

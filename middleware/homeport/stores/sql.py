@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,9 +12,10 @@ from sqlalchemy import URL, Double, func, literal, make_url, select, update
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from homeport.keys import Digests, StateKey
+from homeport.keys import Digests, Kind, StateKey
 from homeport.records import Write
 from homeport.stores.base import (
+    Chain,
     Committed,
     Loaded,
     SecretMismatch,
@@ -22,9 +23,11 @@ from homeport.stores.base import (
     StoreUnavailable,
 )
 from homeport.stores.batches import BatchWriter
+from homeport.stores.chains import ChainReader
 from homeport.stores.database import Database
 from homeport.stores.groups import CommitGroup, LoadGroup, Tasks
 from homeport.stores.removal import moment, remove_some
+from homeport.stores.rewrite import Convert, rewrite_some
 from homeport.stores.schema import CHANNEL, HINTS, schema_version, secrets, state
 from homeport.stores.sql_board import SQLBoard, erase_board, purge_board
 
@@ -55,6 +58,7 @@ class SQLStore:
         writers = min(self._dialect.writers, pool_size)
         self._commits = CommitGroup(BatchWriter(self._database).run, self._tasks, writers=writers)
         self._loads = LoadGroup(self._fetch, self._tasks)
+        self._chains = ChainReader(self._dialect)
         self._callbacks: list[Callable[[Sequence[bytes] | None], None]] = []
         self._board = SQLBoard(self._database, self._run, self._listen)
         deliver = {CHANNEL: self._invalidate, HINTS: self._board.deliver}
@@ -105,6 +109,11 @@ class SQLStore:
         self._check_open()
         return await self._loads.load(keys)
 
+    async def load_chain(self, start: StateKey, *, max_links: int, max_bytes: int) -> Chain:
+        """The live row of ``start``, the row of its parent and so on to the first, in one query."""
+        work = partial(self._chains.load, start=start, max_links=max_links, max_bytes=max_bytes)
+        return await self._run(self._database.read(work))
+
     async def commit(self, write: Write) -> Committed:
         """Make ``write`` durable, all or nothing, in a transaction that concurrent commits share.
 
@@ -117,10 +126,11 @@ class SQLStore:
     async def delete(self, key: StateKey, *, tombstone_ttl: float) -> bool:
         """Turn the live row into a tombstone for ``tombstone_ttl`` seconds; False if there was none."""
         now = self._dialect.now
+        empty = {"deleted": True, "record": b"", "parent": None}
         bury = (
             update(state)
             .where(self._dialect.among(key.all), self._dialect.live)
-            .values(deleted=True, record=b"", expires_at=now, dead_at=now + literal(tombstone_ttl, Double()))
+            .values(**empty, expires_at=now, dead_at=now + literal(tombstone_ttl, Double()))
         )
 
         async def work(conn: AsyncConnection) -> bool:
@@ -201,6 +211,18 @@ class SQLStore:
             return total + await purge_board(self._database, limit=limit - total, now=now)
 
         return await self._run(work_off())
+
+    async def rewrite(
+        self, kinds: Collection[Kind], convert: Convert, *, after: bytes | None = None, limit: int = 1000
+    ) -> tuple[bytes | None, int]:
+        """Give the records of ``kinds`` among the next ``limit`` rows another form.
+
+        ``convert(digest, record)`` returns it, or None to leave the row; what it raises comes to the caller. Rows go by
+        their digests, from the one after ``after``. Revisions and times stay, and what others write meanwhile stands.
+        Returns the digest to go on after, None at the end, and how many records were written; any part may be done
+        again.
+        """
+        return await self._run(rewrite_some(self._database, kinds, convert, after=after, limit=limit))
 
     async def check(self) -> StoreCheck:
         """Write a row of the store's own, and say what would make the database forget."""

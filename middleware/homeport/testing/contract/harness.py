@@ -20,8 +20,10 @@ __all__ = [
     "found",
     "item",
     "key",
+    "lease",
     "response",
     "ring",
+    "turn",
     "write",
 ]
 
@@ -82,8 +84,16 @@ def response(
     )
 
 
-def conversation(name: str, owner: bytes = b"first", *, expected: int | None = None) -> Entry:
-    """A conversation alias, which does not expire."""
+def conversation(
+    name: str,
+    owner: bytes = b"first",
+    *,
+    expected: int | None = None,
+    former: tuple[bytes, ...] = (),
+    head: StateKey | None = None,
+    made: bool = False,
+) -> Entry:
+    """A conversation alias, which does not expire; ``head`` is its last turn."""
     return Entry(
         key=key(name, Kind.CONVERSATION),
         kind=Kind.CONVERSATION,
@@ -93,6 +103,46 @@ def conversation(name: str, owner: bytes = b"first", *, expected: int | None = N
         tombstone_ttl=100.0,
         expected_revision=expected,
         counted=True,
+        former=former,
+        parent=head,
+        made=made,
+    )
+
+
+def turn(
+    name: str | StateKey,
+    *,
+    parent: StateKey | None = None,
+    after: StateKey | None = None,
+    record: bytes = b"content",
+    progress: Progress = Progress.TERMINAL,
+    generation: int = 0,
+    ttl: float | None = 100.0,
+    expected: int | None = None,
+    only_known: bool = False,
+) -> Entry:
+    """What one request added to a history."""
+    return Entry(
+        key=key(name, Kind.TURN) if isinstance(name, str) else name,
+        kind=Kind.TURN,
+        owner=b"first",
+        record=record,
+        ttl=ttl,
+        tombstone_ttl=100.0,
+        progress=progress,
+        generation=generation,
+        made=True,
+        expected_revision=expected,
+        only_known=only_known,
+        parent=parent,
+        after=after,
+    )
+
+
+def lease(name: str, exchange: bytes, *, ttl: float = 10.0) -> Entry:
+    """That ``exchange`` is at work on the conversation ``name``."""
+    return Entry(
+        key(name, Kind.LEASE), Kind.LEASE, exchange, b"", ttl=ttl, tombstone_ttl=0.0, progress=Progress.PENDING
     )
 
 
@@ -107,6 +157,7 @@ def write(
     tenant: Tenant = TENANT,
     keyring: Keyring = RING,
     forget: Sequence[StateKey] = (),
+    release: Sequence[StateKey] = (),
     deadline: float | None = None,
 ) -> Write:
     """A write of its own exchange unless one is given."""
@@ -116,6 +167,7 @@ def write(
         tenant=keyring.tenant(tenant),
         entries=entries,
         forget=tuple(forget),
+        release=tuple(release),
         deadline=deadline,
     )
 
