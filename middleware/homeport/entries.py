@@ -137,6 +137,7 @@ class EntryMaker:
             former=_former(owner),
             made=made,
             claim=self.claim(Kind.RESPONSE, opaque_id, owner, ttl, progress),
+            sole=not owner.stateful,
         )
 
     def resource(self, opaque_id: str, resource: Resource, response: Entry) -> Entry:
@@ -187,7 +188,7 @@ class EntryMaker:
         entry = self._beside(response, key, Kind.TURN, encode_turn(turn, key, self._sealer), progress)
         in_conversation = addition.head is not None or addition.after is not None
         ttl = None if in_conversation else entry.ttl
-        return replace(entry, parent=addition.parent, after=addition.after, ttl=ttl)
+        return replace(entry, parent=addition.parent, after=addition.after, ttl=ttl, sole=True)
 
     def beginning(self, conversation_id: str) -> StateKey:
         """Where the first turn of a conversation of homeport's own is."""
@@ -306,7 +307,15 @@ class EntryMaker:
         # Past its life nobody may read it, so nothing is gained by keeping it as long as a tombstone.
         life = {"ttl": response.ttl, "tombstone_ttl": 0.0}
         return replace(
-            response, key=key, kind=kind, record=record, progress=progress, counted=False, claim=None, **life
+            response,
+            key=key,
+            kind=kind,
+            record=record,
+            progress=progress,
+            counted=False,
+            claim=None,
+            sole=False,
+            **life,
         )
 
 

@@ -101,6 +101,8 @@ class Continuation:
             turn = self._filled(turn, event, output, held=not owner.stateful)
         elif first:
             turn = msgspec.structs.replace(turn, given=self._given(held=False))
+        if self.ledger.operation is Operation.COMPACT:
+            return Addition(turn)
         head = self.head if first or self.head is None else replace(self.head, revision=None)
         lease = None if self.lease is None else self.lease.last()
         return Addition(turn, self.parent, self.after, head, lease)
@@ -148,15 +150,19 @@ class History:
         if ledger.operation not in _ADDING or ledger.request.store is False:
             return None
         continuation = Continuation(ledger, body)
-        if ledger.operation is not Operation.CREATE:
-            return continuation
-        conversation = ledger.request.first(Kind.CONVERSATION)
-        if conversation is not None:
-            continuation.after = ledger.key(Kind.CONVERSATION, conversation.id)
-            continuation.parent = ledger.entries.gap
-        elif previous := _bodies.decode(body).previous_response_id:
-            continuation.parent = ledger.key(Kind.TURN, previous)
+        if ledger.operation is Operation.CREATE:
+            self._follow(continuation)
         return continuation
+
+    @staticmethod
+    def _follow(c: Continuation) -> None:
+        """Let the turn come after what its upstream continues."""
+        conversation = c.ledger.request.first(Kind.CONVERSATION)
+        if conversation is not None:
+            c.after = c.ledger.key(Kind.CONVERSATION, conversation.id)
+            c.parent = c.ledger.entries.gap
+        elif previous := _bodies.decode(c.body).previous_response_id:
+            c.parent = c.ledger.key(Kind.TURN, previous)
 
     async def recall(
         self, ledger: Ledger, decision: Replay, body: bytes, upstreams: Iterable[Upstream]
@@ -206,8 +212,8 @@ class History:
             if not chain.links:
                 raise Rejected.because(Reason.HISTORY_LOST)
             turns = await self._turns(chain, chain.links, self._settings.max_history_turns)
-        elif found := _bodies.decode(c.body).previous_response_id:
-            c.parent = ledger.key(Kind.TURN, found)
+        else:
+            self._follow(c)
         referred = await self._referred(ledger, [s for s in recalled if s.kind is Kind.ITEM])
         composed = await self._composed(turns, input_items(_bodies.decode(c.body).input), referred, decision, upstreams)
         if len(composed.composition.input) > self._settings.max_history_bytes:

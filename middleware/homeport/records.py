@@ -131,7 +131,9 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     never expires. ``counted`` rows use up capacity. ``made``: this very exchange has just made it, so what is in its
     place is of something older. ``claim`` is made or confirmed with it, or neither is. ``learned`` entries, seen
     in passing, are left out where they conflict; any other conflict fails the write. ``only_known`` entries change a
-    live row and make none: what was erased, or has expired, stays so.
+    live row and make none: what was erased, or has expired, stays so. A ``sole`` one cannot be where the live row of
+    another exchange is: of two responses with one id nobody could say which is meant. It conflicts, or, as a turn,
+    takes that with it.
 
     ``parent`` is the row that this one stands on: the turn before a turn, the last turn of a conversation. ``after`` is
     a row whose parent, if it has one, becomes this one's instead: who appends to a conversation need not read it. It
@@ -153,6 +155,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     claim: Entry | None = None
     learned: bool = False
     only_known: bool = False
+    sole: bool = False
     parent: StateKey | None = None
     after: StateKey | None = None
 
@@ -284,17 +287,18 @@ def _find(rows: Mapping[bytes, Row], key: StateKey) -> Row | None:
     return next((r for r in found if r.state is RowState.LIVE), found[0] if found else None)
 
 
-def _with_parent(change: Insert | Replace, rows: Mapping[bytes, Row], row: Row | None) -> Insert | Replace:
+def _with_parent(change: Change, rows: Mapping[bytes, Row], row: Row | None) -> Change:
     """``change``, which is made to ``row``, with the digest of what the new row stands on."""
+    if isinstance(change, Remove):
+        return change
     entry = change.entry
-    parent = row.parent if row is not None and not _begins(row, entry) else None
-    if entry.parent is None and entry.after is None:
-        return change if parent is None else msgspec.structs.replace(change, parent=parent)
     if row is None or _begins(row, entry):
         parent = _head(rows, entry.after) or _place(rows, entry.parent)
-    elif entry.after is None:
+    elif entry.parent is None or entry.after is not None:
+        parent = row.parent
+    else:
         parent = _place(rows, entry.parent)
-    return msgspec.structs.replace(change, parent=parent)
+    return change if parent is None else msgspec.structs.replace(change, parent=parent)
 
 
 def _begins(row: Row, entry: Entry) -> bool:
@@ -315,7 +319,7 @@ def _place(rows: Mapping[bytes, Row], key: StateKey | None) -> bytes | None:
     return key.current if row is None else row.digest
 
 
-def _settle_entry(row: Row | None, entry: Entry, write: Write) -> Insert | Replace | None:
+def _settle_entry(row: Row | None, entry: Entry, write: Write) -> Change | None:
     if entry.only_known:
         if row is None or row.state is not RowState.LIVE:
             return None
@@ -338,7 +342,14 @@ def _settle_entry(row: Row | None, entry: Entry, write: Write) -> Insert | Repla
         if row.exchange != write.exchange or row.progress is Progress.TERMINAL:
             raise Conflict
         return Replace(row.digest, entry, row.revision + 1, entry.ttl)  # it moved in the middle of its own exchange
-    return _settle_owned(row, entry)
+    return _settle_twin(row, entry) if entry.sole and row.exchange != write.exchange else _settle_owned(row, entry)
+
+
+def _settle_twin(row: Row, entry: Entry) -> Remove:
+    """The same owner's, but of another exchange: an upstream has used an id again."""
+    if entry.kind is not Kind.TURN:
+        raise Conflict
+    return Remove(row.digest)  # what stands on the old turn must not come to stand on the new one
 
 
 def _settle_owned(row: Row, entry: Entry) -> Insert | Replace | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from homeport.keys import StateKey
-from support.asgi import A, CountingStore, call, mount
+from support.asgi import A, B, CountingStore, call, mount
 from support.forgetful import OTHER, STATELESS, Forgetful, asked, called, returned, said, texts
 from support.streams import framed
 
@@ -246,3 +246,74 @@ async def test_an_answer_that_is_too_large_to_keep_is_given_all_the_same() -> No
     client = Client(app)
     first = await client.create("one")
     assert (await client.refused("two", previous_response_id=first["id"]))[1] == "history_too_large"
+
+
+async def test_an_id_that_an_upstream_uses_twice_is_an_error_and_no_mixed_up_context(stream: bool) -> None:
+    """Small servers do that: of two responses with one id nobody could say which is meant."""
+    upstream, app, _ = site(Forgetful(id="chatcmpl-same", created_at=1))
+    client = Client(app, stream=stream)
+    first = await client.create("one")
+    answer = await call(app, "POST", "/v1/responses", client.body("other"))
+    assert b"owner_conflict" in answer.body
+    assert b"response.completed" not in answer.body
+    upstream.fields = {}
+    await client.create("two", previous_response_id=first["id"])
+    assert upstream.seen == ["one", "answer 1", "two"]
+
+
+@pytest.mark.parametrize("later", [0, 1])
+async def test_what_stood_on_a_response_whose_id_was_used_again_does_not_stand_on_the_new_one(later: int) -> None:
+    upstream, app, store = site(Forgetful(by=A, id="resp_7", created_at=5), upstreams=(A, B))
+    client = Client(app)
+    await client.create("one")
+    upstream.fields = {}
+    second = await client.create("two", previous_response_id="resp_7")
+    upstream.fields = {"id": "resp_7", "created_at": 5 + later}
+    await client.create("something else")
+    moved = mount(upstream, store, (B,), history=True, owner_lost="replay")
+    for named in (second["id"], "resp_7"):
+        assert (await Client(moved).refused("three", previous_response_id=named))[1] == "history_lost"
+
+
+async def test_what_is_kept_here_comes_into_a_request_that_its_upstream_continues() -> None:
+    upstream, app, store = site(Forgetful(by=A), upstreams=(A, STATELESS))
+    client = Client(app)
+    native = await client.create("one")
+    upstream.by = STATELESS
+    held = await client.create("two")
+    upstream.by = A
+    item = {"type": "item_reference", "id": held["output"][0]["id"]}
+    third = await client.create([item, asked("three")], previous_response_id=native["id"])
+    assert upstream.bodies[-1]["previous_response_id"] == native["id"]
+    assert upstream.seen == ["answer 2", "three"]
+    moved = mount(upstream, store, (STATELESS,), history=True, owner_lost="replay")
+    upstream.by = STATELESS
+    await Client(moved).create("four", previous_response_id=third["id"])
+    assert upstream.seen == ["one", "answer 1", "answer 2", "three", "answer 3", "four"]
+
+
+async def test_a_compaction_stands_for_what_was_before() -> None:
+    upstream, app, _ = site()
+    client = Client(app)
+    first = await client.create("one")
+
+    async def compact(scope: Any, receive: Any, send: Any) -> None:
+        body = json.loads((await receive())["body"])
+        upstream.bodies.append(body)
+        scope["state"]["homeport"].served_by(STATELESS)
+        shown = {
+            "id": "resp_c",
+            "object": "response.compaction",
+            "created_at": 9,
+            "output": [said("in short", "msg_c")],
+        }
+        head = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
+        await send(head)
+        await send({"type": "http.response.body", "body": json.dumps(shown).encode(), "more_body": False})
+
+    compacting = mount(compact, client.app.state._store, (STATELESS,), history=True)
+    body = {"model": "m", "previous_response_id": first["id"]}
+    assert (await call(compacting, "POST", "/v1/responses/compact", body)).status == 200
+    assert upstream.seen == ["one", "answer 1"]
+    await client.create("two", previous_response_id="resp_c")
+    assert upstream.seen == ["in short", "two"]

@@ -115,7 +115,7 @@ async def test_another_tenant_sees_nothing_of_it() -> None:
 
 @pytest.mark.parametrize("status", [401, 403, 429, 503])
 async def test_whom_the_app_refuses_is_told_nothing(status: int) -> None:
-    upstream, app, store = site()
+    upstream, app, _ = site()
     desk = Desk(app)
     conversation = await desk.create(items=[asked("secret")])
     upstream.status = status

@@ -1,10 +1,11 @@
 """Stores: the port, the two that homeport ships, and all that a host needs to write one of its own.
 
 A store of one's own implements :class:`StateStore`. Its ``commit`` reads the rows of ``write.digests``, gives them to
-:func:`settle`, and makes the changes that come back durable in the same transaction, the ``parent`` of a row among
-them: an ``Insert`` whose key has appeared meanwhile means to read and settle again; a conflict raised by ``settle``
-goes to the caller with nothing written. Run ``homeport.testing.StateStoreContract`` on it; ``homeport/stores/memory.py`` is the shortest example. For
-replicas whose state lives in the process it must be a :class:`BoardStore` too: ``homeport.testing.BoardContract``.
+:func:`settle`, and makes the changes that come back durable in the same transaction, the ``parent`` of a row with it:
+an ``Insert`` whose key has appeared meanwhile means to read and settle again; a conflict raised by ``settle`` goes to
+the caller with nothing written. Run ``homeport.testing.StateStoreContract`` on it; ``homeport/stores/memory.py`` is the
+shortest example. For replicas whose state lives in the process it must be a :class:`BoardStore` too:
+``homeport.testing.BoardContract``.
 """
 
 from __future__ import annotations
