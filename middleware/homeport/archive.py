@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from homeport.adapter import Adapter
-from homeport.entries import EntryMaker
+from homeport.entries import Addition, EntryMaker
 from homeport.facts import Observed
 from homeport.keys import Keyring, Kind, StateKey, Tenant
-from homeport.records import Conflict, Entry, Record, StaleRevision, Write
+from homeport.records import Conflict, Entry, Progress, Record, StaleRevision, UnreadableRecord, Write, decode_record
 from homeport.resources import Given, Resource, UnreadableResource, decode_given, decode_resource
 from homeport.sealing import Sealer
 from homeport.settings import Settings
 from homeport.state import State
 from homeport.stores.base import CapacityExceeded, Found, StoreUnavailable
+from homeport.turns import Turn
 from homeport.upstreams import Upstream
 
 __all__ = ["Archive", "Kept", "Unreadable"]
 
 _logger = logging.getLogger("homeport")
+
+_ADDING_NOTHING = frozenset({"failed", "cancelled"})
+"""The ends of responses that become no part of a history."""
 
 
 class Unreadable(StoreUnavailable):
@@ -103,7 +108,9 @@ class Kept:
 
     async def update(self, resource: Resource) -> Resource | None:
         """Keep a later state of it, and say what stands: an end is never undone, nor what is gone brought back."""
-        await self._commit([*self._of(resource)], resource)
+        response, body = self._of(resource)
+        adds_nothing = resource.status in _ADDING_NOTHING and self._settings.history
+        await self._commit([response, body], resource, [self._void(response, resource)] if adds_nothing else [])
         return await self.load()
 
     async def keep_input(self, given: Given, resource: Resource) -> None:
@@ -120,8 +127,33 @@ class Kept:
 
     async def delete(self) -> None:
         """Leave tombstones."""
-        for kind in (Kind.RESPONSE, Kind.RESOURCE, Kind.INPUT):
+        turns: tuple[Kind, ...] = ()
+        if self._settings.history:
+            await self._end_turn()
+            turns = (Kind.TURN,)
+        for kind in (Kind.RESPONSE, Kind.RESOURCE, Kind.INPUT, *turns):
             await self._state.delete(self._entries.key(kind, self.id))
+
+    async def _end_turn(self) -> None:
+        """Let there be a turn to be deleted, so that the end of a response under way brings back none."""
+        response, turn = await self._state.load([self._key, self._entries.key(Kind.TURN, self.id)])
+        if not isinstance(response, Found) or isinstance(turn, Found):
+            return
+        try:
+            record = decode_record(response.record)
+        except UnreadableRecord as exc:
+            raise StoreUnavailable(str(exc)) from None
+        resource = Resource(record.upstream, record.fingerprint, record.status, b"", background=record.background)
+        await self._commit([], resource, [self._void(self._of(resource)[0], resource)])
+
+    def _void(self, response: Entry, resource: Resource) -> Entry:
+        """In place of what ``response`` would have added to a history: its end, and an end is never undone.
+
+        A history in which it stands is none that could be replayed.
+        """
+        turn = Turn(upstream=resource.upstream, fingerprint=resource.fingerprint, complete=False)
+        entry = self._entries.turn(self.id, Addition(turn), response)
+        return replace(entry, progress=Progress.TERMINAL, generation=resource.created_at)
 
     def _of(self, resource: Resource) -> tuple[Entry, Entry]:
         owner = Upstream(resource.upstream, resource.fingerprint)
@@ -136,11 +168,13 @@ class Kept:
         self._state.refresh(key, self._settings.ttl, loaded.remaining)
         return loaded.record
 
-    async def _commit(self, entries: list[Entry], resource: Resource) -> None:
+    async def _commit(self, entries: list[Entry], resource: Resource, new: Sequence[Entry] = ()) -> None:
+        """``entries`` change what is there, and make nothing; ``new`` may."""
         timeout = self._settings.commit_timeout
         deadline = asyncio.get_running_loop().time() + timeout
-        known = tuple(replace(entry, only_known=True, claim=None) for entry in entries)
-        write = Write(os.urandom(16), os.urandom(16), self._entries.tenant_digests, known, deadline=deadline)
+        known = (replace(entry, only_known=True, claim=None) for entry in entries)
+        written = (*known, *new)
+        write = Write(os.urandom(16), os.urandom(16), self._entries.tenant_digests, written, deadline=deadline)
         try:
             await self._state.commit(write, Record(resource.upstream, resource.fingerprint), timeout=timeout)
         except (Conflict, StaleRevision, CapacityExceeded) as exc:

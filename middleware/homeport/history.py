@@ -5,19 +5,16 @@ Read only where an upstream cannot continue by itself: because it keeps no state
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from homeport import telemetry
-from homeport.canonical import Composition, Kept, Unportable, compose, input_items, items_by_id, output_items, with_ids
-from homeport.conversations import first_turn, new_conversation
+from homeport.canonical import Composition, Kept, Unportable, compose, input_items, items_by_id, output_items
+from homeport.continuations import ADDED, Body, Continuation, aside
 from homeport.decisions import Replay
-from homeport.entries import Addition, Head
+from homeport.entries import Head
 from homeport.errors import Reason, Rejected, reject
 from homeport.exchange import Replayed
 from homeport.keys import Kind, StateKey
@@ -25,9 +22,10 @@ from homeport.leases import Lease
 from homeport.ledger import Ledger
 from homeport.observation import ObservedEvent
 from homeport.operations import Operation
+from homeport.placing import Placed, best, candidates
 from homeport.records import Record
 from homeport.resources import UnreadableResource
-from homeport.rewriting import Shown, rewritten_request, shell_of
+from homeport.rewriting import Shown, rewritten_request
 from homeport.sealing import Sealer
 from homeport.selectors import Selector
 from homeport.settings import Settings
@@ -36,105 +34,13 @@ from homeport.stores.base import Chain, Found, Link, StoreUnavailable
 from homeport.turns import Turn, decode_turn
 from homeport.upstreams import Upstream
 
-__all__ = ["Continuation", "History", "rewritten"]
-
-_T = TypeVar("_T")
+__all__ = ["History", "rewritten"]
 
 _logger = logging.getLogger("homeport")
 
-_INLINE_BYTES = 1 << 16  # larger histories are put together in a thread, so that other streams keep their latency
 _ADDING = frozenset({Operation.CREATE, Operation.COMPACT, Operation.CONVERSATION_CREATE})
-_ADDED = frozenset({None, "completed", "incomplete"})
-"""The statuses of responses that become part of a history."""
-_ON_THE_WAY = frozenset({"queued", "in_progress"})
 
 _COMPARED = "the prompt cache of a response cannot be compared where its upstream keeps none"
-
-
-class _Body(msgspec.Struct):
-    input: msgspec.Raw = msgspec.Raw()
-    previous_response_id: str | None = None
-
-
-_bodies = msgspec.json.Decoder(_Body)
-
-
-@dataclass(slots=True)
-class Continuation:
-    """The part of one exchange in a history.
-
-    ``replayed`` is what the app gets in place of the request, None where it gets that; then ``target`` is the only
-    upstream that can read it, None for any, and ``shown`` what the client must see of what the app does not know.
-    """
-
-    ledger: Ledger
-    body: bytes
-    parent: StateKey | None = None
-    after: StateKey | None = None
-    head: Head | None = None
-    replayed: Replayed | None = None
-    target: Upstream | None = None
-    shown: Shown | None = None
-    given: bytes | None = None
-    moved_from: str = ""
-    lease: Lease | None = None
-    turns: int = 0
-
-    def addition(self, event: ObservedEvent, owner: Upstream) -> Addition | None:
-        """What the response adds, as it has ended, or, of an upstream that keeps it, as it has begun; else None."""
-        observed = event.observed
-        if self.ledger.operation is Operation.CONVERSATION_CREATE:
-            return Addition(_beginning(observed.created_at, self.body))
-        ended = observed.status in _ADDED
-        if not ended and (observed.status not in _ON_THE_WAY or not owner.stateful):
-            return None
-        output = self._output(event) if ended else b"[]"
-        first, self.turns = not self.turns, self.turns + 1
-        turn = Turn(
-            upstream=owner.name,
-            fingerprint=owner.fingerprint,
-            # Of a second response in one stream nobody knows what the proxy gave it.
-            complete=ended and first and output is not None,
-            moved_from=self.moved_from,
-        )
-        if turn.complete and output is not None:
-            turn = self._filled(turn, event, output, held=not owner.stateful)
-        elif first:
-            turn = msgspec.structs.replace(turn, given=self._given(held=False))
-        if self.ledger.operation is Operation.COMPACT:
-            return Addition(turn)
-        head = self.head if first or self.head is None else replace(self.head, revision=None)
-        lease = None if self.lease is None else self.lease.last()
-        return Addition(turn, self.parent, self.after, head, lease)
-
-    def written(self) -> None:
-        """What :meth:`addition` gave is durable, and the lease gone with it."""
-        self.lease = None
-
-    async def close(self) -> None:
-        """The exchange is over; idempotent."""
-        lease, self.lease = self.lease, None
-        if lease is not None:
-            await lease.release()
-
-    def _filled(self, turn: Turn, event: ObservedEvent, output: bytes, *, held: bool) -> Turn:
-        if self.ledger.operation is Operation.COMPACT:
-            # What was before is no more than what the upstream has made of it.
-            return msgspec.structs.replace(turn, given=output)
-        shell = shell_of(event.view, self.shown) if held and event.view is not None else b""
-        return msgspec.structs.replace(turn, given=self._given(held=held), output=output, shell=shell)
-
-    def _given(self, *, held: bool) -> bytes:
-        if self.ledger.operation is Operation.COMPACT:
-            return b"[]"
-        items = input_items(_bodies.decode(self.body).input) if self.given is None else self.given
-        return with_ids(items) if held else items
-
-    def _output(self, event: ObservedEvent) -> bytes | None:
-        found = None if event.view is None else output_items(event.view)
-        if found in (None, b"[]") and event.items:
-            return b"[" + b",".join(event.items) + b"]"
-        return found
 
 
 class History:
@@ -161,7 +67,7 @@ class History:
         if conversation is not None:
             c.after = c.ledger.key(Kind.CONVERSATION, conversation.id)
             c.parent = c.ledger.entries.gap
-        elif previous := _bodies.decode(c.body).previous_response_id:
+        elif previous := Body.of(c.body).previous_response_id:
             c.parent = c.ledger.key(Kind.TURN, previous)
 
     async def recall(
@@ -180,7 +86,7 @@ class History:
         """Add to the turn of a background response what it has answered, as somebody sees it; best effort."""
         selector = next((s for s in ledger.request.selectors if s.in_path and s.kind is Kind.RESPONSE), None)
         record = None if selector is None else ledger.facts.get(selector)
-        output = None if event.view is None or event.observed.status not in _ADDED else output_items(event.view)
+        output = None if event.view is None or event.observed.status not in ADDED else output_items(event.view)
         if selector is None or output is None or not isinstance(record, Record) or not record.background:
             return
         key = ledger.key(Kind.TURN, selector.id)
@@ -196,7 +102,7 @@ class History:
     async def _recall(self, c: Continuation, decision: Replay, upstreams: Iterable[Upstream]) -> None:
         ledger, recalled = c.ledger, decision.recalled
         conversation = next((s for s in recalled if s.kind is Kind.CONVERSATION), None)
-        previous = _bodies.decode(c.body).previous_response_id or None
+        previous = Body.of(c.body).previous_response_id or None
         if any(s.kind is Kind.RESPONSE and s.id != previous for s in recalled):
             raise _not_portable(_COMPARED)
         if previous is not None and not any(s.kind is Kind.RESPONSE for s in recalled):
@@ -215,7 +121,7 @@ class History:
         else:
             self._follow(c)
         referred = await self._referred(ledger, [s for s in recalled if s.kind is Kind.ITEM])
-        composed = await self._composed(turns, input_items(_bodies.decode(c.body).input), referred, decision, upstreams)
+        composed = await self._composed(turns, input_items(Body.of(c.body).input), referred, decision, upstreams)
         if len(composed.composition.input) > self._settings.max_history_bytes:
             raise Rejected.because(Reason.HISTORY_TOO_LARGE)
         without = {"previous_response_id": previous, "conversation": conversation}
@@ -262,7 +168,7 @@ class History:
         for link in links:  # what others stand on lives as long as they are used
             self._state.refresh(StateKey(link.digest), self._settings.ttl, link.remaining, always=True)
         records = [(link.record, link.digest) for link in reversed(links)]
-        turns = await _aside(sum(len(r) for r, _ in records), self._decoded, records)
+        turns = await aside(sum(len(r) for r, _ in records), self._decoded, records)
         if any(turn.too_large for turn in turns):
             raise Rejected.because(Reason.HISTORY_TOO_LARGE)
         if not all(turn.complete for turn in turns):
@@ -317,7 +223,7 @@ class History:
         except StoreUnavailable:
             raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
         records = [(x.record, d) for x, d in zip(loaded, sorted(places), strict=True) if isinstance(x, Found)]
-        turns = await _aside(sum(len(r) for r, _ in records), self._decoded, records)
+        turns = await aside(sum(len(r) for r, _ in records), self._decoded, records)
         return items_by_id(turns, {s.id for s in items})
 
     async def _composed(
@@ -327,84 +233,27 @@ class History:
         referred: Mapping[str, Kept],
         decision: Replay,
         upstreams: Iterable[Upstream],
-    ) -> _Composed:
+    ) -> Placed:
         size = len(given) + sum(len(turn.given) + len(turn.output) for turn in turns)
         if size > self._settings.max_history_bytes:
             raise Rejected.because(Reason.HISTORY_TOO_LARGE)
-        candidates = _candidates(turns, decision, [u for u in upstreams if not (u.paused or u.lost)])
+        places = candidates(turns, decision, [u for u in upstreams if not (u.paused or u.lost)])
         try:
-            return await _aside(size, _best, turns, given, referred, candidates)
+            return await aside(size, best, turns, given, referred, places)
         except Unportable as error:
             raise _not_portable(error.what) from None
         except (msgspec.DecodeError, RecursionError):
             raise Rejected.because(Reason.HISTORY_LOST) from None
 
 
-def _beginning(created_at: int, body: bytes) -> Turn:
-    """What a conversation of an upstream's begins with."""
-    try:
-        return first_turn(created_at, new_conversation(body))
-    except Rejected:  # the upstream has taken it all the same
-        return Turn(complete=False)
-
-
 async def rewritten(body: bytes, replayed: Replayed) -> bytes:
     """The request ``body`` as ``replayed`` says."""
     size = len(body) + len(replayed.input)
-    return await _aside(size, _rewritten, body, replayed)
+    return await aside(size, _rewritten, body, replayed)
 
 
 def _rewritten(body: bytes, replayed: Replayed) -> bytes:
     return rewritten_request(body, input=replayed.input, without=replayed.without)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a history may go: to ``target``, or to any of several; ``takes`` are the items that come through there."""
-
-    target: Upstream | None
-    takes: frozenset[str] | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Composed:
-    composition: Composition
-    target: Upstream | None
-
-
-def _candidates(turns: Sequence[Turn], decision: Replay, upstreams: Sequence[Upstream]) -> list[_Place]:
-    """The places for a request: its pin; or any of ``upstreams``, else one that has made a part of what was before."""
-    if decision.upstream is not None:
-        return [_Place(decision.upstream, decision.upstream.takes)]
-    limits = [u.takes for u in upstreams if u.takes is not None]
-    anywhere = _Place(None, frozenset.intersection(*limits) if limits else None)
-    made = dict.fromkeys(turn.fingerprint for turn in reversed(turns))
-    makers = [_Place(u, u.takes) for f in made for u in upstreams if u.is_home_of(f)]
-    return [anywhere, *makers]
-
-
-def _best(turns: Sequence[Turn], given: bytes, referred: Mapping[str, Kept], candidates: Sequence[_Place]) -> _Composed:
-    """What leaves out least; of those alike the first. Raises :class:`Unportable` if it can go nowhere."""
-    best: _Composed | None = None
-    failure: Unportable | None = None
-    for place in candidates:
-        target = None if place.target is None else place.target.fingerprint
-        try:
-            found = compose(turns, given, referred=referred, target=target, takes=place.takes)
-        except Unportable as error:
-            failure = failure or error
-            continue
-        if best is None or sum(found.dropped.values()) < sum(best.composition.dropped.values()):
-            best = _Composed(found, place.target)
-        if not found.dropped:
-            break
-    if best is None:
-        raise failure or Unportable("nothing")
-    return best
-
-
-async def _aside(size: int, function: Callable[..., _T], *arguments: Any) -> _T:
-    return await asyncio.to_thread(function, *arguments) if size > _INLINE_BYTES else function(*arguments)
 
 
 def _not_portable(what: str) -> Rejected:

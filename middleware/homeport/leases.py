@@ -49,11 +49,15 @@ class Lease:
         lease._renewing = asyncio.create_task(lease._renew(settings.conversation_lease / 3))
         return lease
 
-    def last(self) -> StateKey:
-        """Its key, for the write that moves the conversation on and removes the lease: it is not prolonged any more."""
+    @property
+    def key(self) -> StateKey:
+        """For the write that moves the conversation on and removes the lease with that."""
+        return self._entry.key
+
+    def gone(self) -> None:
+        """It has been removed."""
         if self._renewing is not None:
             self._renewing.cancel()
-        return self._entry.key
 
     async def release(self) -> None:
         """Let others have the conversation, if nothing has yet; best effort, for it expires."""

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
+from homeport.continuations import Continuation
 from homeport.entries import Content
 from homeport.errors import Reason, Rejected, Rejection, reject, stale_conversation
 from homeport.facts import Observed
 from homeport.gate import Gate
-from homeport.history import Continuation
 from homeport.ledger import Ledger, Then
 from homeport.observation import ObservedEvent
 from homeport.port import ExchangePort
@@ -117,7 +117,7 @@ class Recording:
         self, ledger: Ledger, event: ObservedEvent, owner: Upstream, content: Content | None, then: Then | None
     ) -> None:
         continuation = self.continuation
-        addition = None if continuation is None else continuation.addition(event, owner)
+        addition = None if continuation is None else await continuation.addition(event, owner)
         if addition is None and not owner.stateful:
             self._count("not_owned")  # it failed: there is nothing in it to be continued
             return

@@ -132,16 +132,22 @@ class Shown:
 
     def _data(self, data: bytes | memoryview) -> bytes | None:
         try:
-            response = _events.decode(data).response
+            return self._in_event(data)
         except msgspec.ValidationError:
             return None  # no object
         except (ValueError, RecursionError):
             plain = strict(data)
-            return None if plain is None or plain == data else self._data(plain)
-        if bytes(memoryview(response)[:1]) != b"{":
+        try:
+            return None if plain is None else self._in_event(plain)
+        except (ValueError, RecursionError):
+            return None
+
+    def _in_event(self, data: bytes | memoryview) -> bytes | None:
+        response = memoryview(_events.decode(data).response)
+        if bytes(response[:1]) != b"{":
             return None
         # Line ends are white space between tokens here: a JSON string holds none.
-        return spliced(data, {"response": self.response(memoryview(response))}).replace(b"\n", b" ")
+        return spliced(data, {"response": self.response(response)}).replace(b"\n", b" ")
 
 
 class _Event(msgspec.Struct):
