@@ -132,12 +132,12 @@ def compose(
     given: bytes,
     *,
     referred: Mapping[str, Kept],
-    target: str | None,
+    target: Collection[str],
     takes: Collection[str] | None = None,
 ) -> Composition:
     """The input that says all of ``turns``, the oldest first, and then ``given``, the JSON array of new items.
 
-    ``target`` is the fingerprint of the upstream that it is for, None for any; ``takes`` are the types of items that it
+    ``target`` are the fingerprints of the upstream that it is for, none for any; ``takes`` are the types of items that it
     takes, None for all. ``referred`` are the items that pointers mean, by id, as far as they are in none of the turns.
     Raises :class:`Unportable`, also for what cannot be read, as it is nested too deep for one, and for more than 50,000
     items.
@@ -159,7 +159,7 @@ def compose(
 
 
 class _Composer:
-    def __init__(self, referred: Mapping[str, Kept], target: str | None, takes: Collection[str] | None) -> None:
+    def __init__(self, referred: Mapping[str, Kept], target: Collection[str], takes: Collection[str] | None) -> None:
         self.items: list[Sent] = []
         self.dropped: dict[str, int] = {}
         self._referred = referred
@@ -202,7 +202,7 @@ class _Composer:
         return [Item(raw) for raw in raws]
 
     def _is_home(self, fingerprint: str) -> bool:
-        return fingerprint == self._target
+        return fingerprint in self._target
 
     def _note(self, item: Item) -> None:
         if item.id is not None:

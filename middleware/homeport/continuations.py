@@ -20,6 +20,7 @@ from homeport.ledger import Ledger
 from homeport.observation import ObservedEvent
 from homeport.operations import Operation
 from homeport.rewriting import Shown, shell_of
+from homeport.strictjson import Invalid
 from homeport.turns import Turn
 from homeport.upstreams import Upstream
 
@@ -115,6 +116,10 @@ class Continuation:
             # What was before is no more than what the upstream has made of it.
             return msgspec.structs.replace(turn, given=output)
         shell = shell_of(event.view, self.shown) if held and event.view is not None else b""
+        try:
+            output = with_ids(output) if held else output  # to be listed, they need one
+        except Invalid:
+            return msgspec.structs.replace(turn, complete=False)
         return msgspec.structs.replace(turn, given=self._given(held=held), output=output, shell=shell)
 
     def _given(self, *, held: bool) -> bytes:

@@ -31,6 +31,7 @@ from homeport.selectors import Selector
 from homeport.settings import Settings
 from homeport.state import State
 from homeport.stores.base import Chain, Found, Link, StoreUnavailable
+from homeport.strictjson import Invalid
 from homeport.turns import Turn, decode_turn
 from homeport.upstreams import Upstream
 
@@ -201,7 +202,7 @@ class History:
         """The JSON array ``items`` with what they refer to in its place. Raises :class:`Rejected`."""
         referred = await self._referred(ledger, [s for s in ledger.request.selectors if s.kind is Kind.ITEM])
         try:
-            return compose([], items, referred=referred, target=None).given
+            return compose([], items, referred=referred, target=()).given
         except Unportable as error:
             raise _not_portable(error.what) from None
 
@@ -224,7 +225,10 @@ class History:
             raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
         records = [(x.record, d) for x, d in zip(loaded, sorted(places), strict=True) if isinstance(x, Found)]
         turns = await aside(sum(len(r) for r, _ in records), self._decoded, records)
-        return items_by_id(turns, {s.id for s in items})
+        try:
+            return items_by_id(turns, {s.id for s in items})
+        except Invalid:
+            raise _not_portable("an item that cannot be read") from None
 
     async def _composed(
         self,
@@ -242,8 +246,6 @@ class History:
             return await aside(size, best, turns, given, referred, places)
         except Unportable as error:
             raise _not_portable(error.what) from None
-        except (msgspec.DecodeError, RecursionError):
-            raise Rejected.because(Reason.HISTORY_LOST) from None
 
 
 async def rewritten(body: bytes, replayed: Replayed) -> bytes:

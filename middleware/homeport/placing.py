@@ -43,7 +43,7 @@ def best(turns: Sequence[Turn], given: bytes, referred: Mapping[str, Kept], cand
     best: Placed | None = None
     failure: Unportable | None = None
     for place in candidates:
-        target = None if place.target is None else place.target.fingerprint
+        target = () if place.target is None else (place.target.fingerprint, *place.target.former)
         try:
             found = compose(turns, given, referred=referred, target=target, takes=place.takes)
         except Unportable as error:

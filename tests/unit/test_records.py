@@ -9,11 +9,8 @@ from homeport.keys import Digests, Keyring, Kind, StateKey, Tenant
 from homeport.records import (
     Conflict,
     Entry,
-    Insert,
     Progress,
     Record,
-    Remove,
-    Replace,
     Row,
     RowState,
     StaleRevision,
@@ -22,8 +19,8 @@ from homeport.records import (
     decode_record,
     encode_record,
     progress_of,
-    settle,
 )
+from homeport.settling import Insert, Remove, Replace, settle
 
 KEY = StateKey(b"k" * 32)
 TENANT = Digests(b"t" * 32)
@@ -289,6 +286,17 @@ def test_an_item_of_a_turn_is_deleted_if_nobody_else_did_meanwhile() -> None:
     assert settled(row(state=RowState.EXPIRED), replace(edited, only_known=True)) is None
     ended = replace(edited, progress=Progress.QUEUED)
     assert settled(row(), ended) is None, "what has ended is not edited by who saw it before its end"
+
+
+def test_an_id_that_an_upstream_uses_again_is_nobody_s_turn() -> None:
+    turn = entry(kind=Kind.TURN, sole=True, made=True, record=b"new", parent=BEFORE)
+    twin = row(parent=b"p" * 32)
+    assert settled(twin, turn) == Remove(KEY.current)
+    with pytest.raises(Conflict):
+        settled(twin, entry(sole=True))
+    own = settled(replace(twin, exchange=b"x1", progress=Progress.QUEUED), turn)
+    assert isinstance(own, Replace)
+    assert isinstance(settled(replace(twin, state=RowState.EXPIRED), turn), Replace)
 
 
 def test_a_lease_is_its_exchange_s_while_it_lasts() -> None:

@@ -15,9 +15,10 @@ import asyncio
 from sqlalchemy.exc import SQLAlchemyError
 
 from homeport.keys import Digests, Keyring, Kind, StateKey
-from homeport.records import Change, Entry, Insert, Progress, Remove, Replace, Row, RowState, Write, settle
+from homeport.records import Entry, Progress, Row, RowState, Write
 from homeport.settings import Settings
 from homeport.settings_checks import database_url, listen_url
+from homeport.settling import Change, Insert, Remove, Replace, settle
 from homeport.stores.base import (
     CapacityExceeded,
     Chain,

@@ -1,7 +1,7 @@
 """The port to a store: what homeport asks of whoever keeps its records.
 
 A host may implement :class:`StateStore` over a database of its own; ``homeport.testing`` holds the contract suite that
-says whether it may be used. The library owns keys, encoding and the ownership rules (``homeport.records.settle``); the
+says whether it may be used. The library owns keys, encoding and the ownership rules (``homeport.settling.settle``); the
 store owns durability, atomicity and retention (DESIGN.md section 5).
 """
 

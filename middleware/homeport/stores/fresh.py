@@ -1,7 +1,7 @@
 """Writes that need not read first: all their keys are new, or were left pending by the very same exchange.
 
 That is what nearly every create does, so it is tried without a look at the rows. Where a row turns out to be anything
-else, the transaction is rolled back and the batch is decided by ``homeport.records.settle`` as ever.
+else, the transaction is rolled back and the batch is decided by ``homeport.settling.settle`` as ever.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a batch of writes does to the rows it names, decided in memory by ``homeport.records.settle``.
+"""What a batch of writes does to the rows it names, decided in memory by ``homeport.settling.settle``.
 
 Shared by all stores: the batch sees its own earlier writes, so a hundred writers of one key in one transaction end as
 they would in a hundred transactions.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from homeport.keys import StateKey
-from homeport.records import Change, Conflict, Entry, Insert, Replace, Row, RowState, Write, settle
+from homeport.records import Conflict, Entry, Row, RowState, Write
+from homeport.settling import Change, Insert, Replace, settle
 from homeport.stores.base import Committed
 
 __all__ = ["Plan", "Put", "row_of"]
