@@ -6,12 +6,14 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from starlette.types import Receive, Scope, Send
 
-from homeport import Exchange, Reason, Rejected, Settings, StaticDirectory, reject
+from homeport import Exchange, Reason, Rejected, Settings, reject
 from homeport_gateway.answers import refuse, send_json
 from homeport_gateway.config import GatewayUpstream
+from homeport_gateway.directory import GatewayDirectory
 from homeport_gateway.forward import Died, Forwarder, NotHTTP, TimedOut, Unreachable
 from homeport_gateway.handshake import Dialer
 from homeport_gateway.inbound import BadFraming, ClientGone, Inbound
+from homeport_gateway.lookout import Lookout
 from homeport_gateway.peeking import named
 from homeport_gateway.routes import Routes
 from homeport_gateway.sockets import SocketRelay
@@ -35,6 +37,7 @@ class GatewayApp:
     stands in front: a path that could name state, but carries no exchange, is then refused. ``ready`` is asked by
     ``/healthz/ready``. ``retryable_status`` is the setting ``HOMEPORT_RETRYABLE_STATUS``, for answers of the gateway's
     own outside of any exchange. A WebSocket whose upstream sends a message of more than ``max_frame_bytes`` ends.
+    ``lost_after`` is how long an upstream is unreachable before its state is given up, None for ever.
     """
 
     def __init__(
@@ -49,10 +52,12 @@ class GatewayApp:
         ready: Callable[[], Awaitable[bool]] | None = None,
         retryable_status: int | None = None,
         max_frame_bytes: int = 64 << 20,
+        lost_after: float | None = None,
     ) -> None:
-        self.directory = StaticDirectory(u.upstream for u in upstreams)
+        self.directory = GatewayDirectory((u.upstream for u in upstreams), lost_after=lost_after)
         self.ready = ready
-        self._routes = Routes(upstreams, stripped=stripped, prefixes=prefixes)
+        self._routes = Routes(upstreams, stripped=stripped, prefixes=prefixes, lost=self.directory.lost)
+        self._lookout = Lookout(upstreams, self.directory, lost_after=lost_after, connect_timeout=connect_timeout)
         self._forwarder = Forwarder(connect_timeout=connect_timeout, read_timeout=read_timeout)
         self._dialer = Dialer(connect_timeout=connect_timeout, max_frame_bytes=max_frame_bytes)
         self._gated = gated
@@ -71,6 +76,7 @@ class GatewayApp:
 
     async def aclose(self) -> None:
         """Close the connections to the upstreams."""
+        await self._lookout.close()
         await self._forwarder.close()
         await self._dialer.close()
 
@@ -135,7 +141,14 @@ class GatewayApp:
             if (exchange is None and self._gated) or not self._routes.has_socket(scope):
                 raise Rejected.because(Reason.WEBSOCKET_UNSUPPORTED)
             relay = SocketRelay(
-                self._routes, self._dialer, scope, receive, send, exchange=exchange, retryable_status=status
+                self._routes,
+                self._dialer,
+                self._lookout,
+                scope,
+                receive,
+                send,
+                exchange=exchange,
+                retryable_status=status,
             )
             await relay.run()
         except Rejected as rejected:
@@ -151,12 +164,14 @@ class GatewayApp:
             try:
                 response = await self._forwarder.request(scope["method"], url, fields, inbound)
             except Unreachable:
+                self._lookout.missed(candidate.upstream.name)
                 continue  # it saw nothing; a pinned request has no other candidate
             except TimedOut:
                 raise Rejected.because(Reason.UPSTREAM_TIMEOUT) from None
             except Died:
                 text = "The upstream failed before it answered. It may have acted on the request."
                 raise Rejected(reject(Reason.UPSTREAM_FAILED, message=text)) from None
+            self._lookout.reached(candidate.upstream.name)
             if exchange is not None:
                 exchange.served_by(candidate.upstream)
             try:

@@ -41,6 +41,7 @@ def create_app(settings: Settings) -> ASGIApp:
         gated=True,
         retryable_status=settings.retryable_status,
         max_frame_bytes=settings.max_event_bytes,
+        lost_after=settings.owner_lost_after if settings.owner_lost == "replay" else None,
     )
     middleware = ContinuationMiddleware(gateway, settings=settings, upstreams=gateway.directory)
     gateway.ready = middleware.ready

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from starlette.types import Scope
 
@@ -20,16 +20,23 @@ SOCKET = b"/responses"
 class Routes:
     """The upstreams of one gateway; ``stripped`` are header fields that go to none of them.
 
-    ``by_model`` says whether the choice of an upstream depends on the model.
+    ``lost`` says of the name of an upstream whether it has not been reached for long. ``by_model`` says whether the
+    choice of an upstream depends on the model.
     """
 
     def __init__(
-        self, upstreams: Sequence[GatewayUpstream], *, stripped: Iterable[bytes], prefixes: Iterable[str]
+        self,
+        upstreams: Sequence[GatewayUpstream],
+        *,
+        stripped: Iterable[bytes],
+        prefixes: Iterable[str],
+        lost: Callable[[str], bool],
     ) -> None:
         stripped = tuple(stripped)
         self._upstreams = {u.upstream.name: u for u in upstreams}
         self._rules = {name: RequestRules(stripped=stripped, api_key=u.api_key) for name, u in self._upstreams.items()}
         self._targets = Targets(prefixes)
+        self._lost = lost
         self.by_model = any(u.upstream.models is not None for u in upstreams)
 
     def path(self, scope: Scope) -> bytes:
@@ -50,6 +57,7 @@ class Routes:
     def candidates(self, pin: Upstream | None, model: str | None) -> list[GatewayUpstream]:
         """Where a request may go, in order: to the pin alone, else to those that serve the model, by weight.
 
+        Lost ones come last. What was held there goes on elsewhere, and nobody is to wait for them before that.
         Raises :class:`Rejected` if there is none, if all of them are paused, or if the pin is unknown.
         """
         if pin is not None:
@@ -69,7 +77,7 @@ class Routes:
                     message="Every upstream that serves this request is paused. Please retry later.",
                 )
             )
-        return shuffled(active)
+        return sorted(shuffled(active), key=lambda u: self._lost(u.upstream.name))
 
     def address(
         self, candidate: GatewayUpstream, scope: Scope, path: bytes, *, identity: bool

@@ -16,6 +16,7 @@ from homeport_gateway.forward import Unreachable
 from homeport_gateway.handshake import Connection, Dialer, Lost, Refused, may_be_sent
 from homeport_gateway.headers import sendable
 from homeport_gateway.inbound import ClientGone, InboundSocket
+from homeport_gateway.lookout import Lookout
 from homeport_gateway.peeking import named
 from homeport_gateway.routes import SOCKET, Routes
 
@@ -68,6 +69,7 @@ class SocketRelay:
         self,
         routes: Routes,
         dialer: Dialer,
+        lookout: Lookout,
         scope: Scope,
         receive: Receive,
         send: Send,
@@ -77,6 +79,7 @@ class SocketRelay:
     ) -> None:
         self._routes = routes
         self._dialer = dialer
+        self._lookout = lookout
         self._scope = scope
         self._client = InboundSocket(receive, send)
         self._exchange = exchange
@@ -123,12 +126,19 @@ class SocketRelay:
         for candidate in self._routes.candidates(wanted.pin, wanted.model):
             identity = self._exchange is not None
             url, fields = self._routes.address(candidate, self._scope, SOCKET, identity=identity)
+            name = candidate.upstream.name
             try:
-                return _Link(candidate, await self._dialer.dial(url, fields))
+                connection = await self._dialer.dial(url, fields)
             except Unreachable:
+                # A handshake that broke off is one too; then the search that this begins reaches it.
+                self._lookout.missed(name)
                 continue
             except Refused as error:
+                self._lookout.reached(name)
                 refused = refused or error
+                continue
+            self._lookout.reached(name)
+            return _Link(candidate, connection)
         raise refused or self._routes.unavailable(pinned=wanted.pin is not None)
 
     async def _pass_on(self, refused: Refused) -> None:

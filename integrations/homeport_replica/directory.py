@@ -11,15 +11,23 @@ from homeport_replica.membership import PREFIX
 __all__ = ["ReplicaDirectory"]
 
 
+def _never(_fingerprint: str) -> bool:
+    return False
+
+
 class ReplicaDirectory(RecallingDirectory):
     """Other replicas are not listed: whoever is recorded as an owner is recalled, alive or not.
 
-    What can be said for it is decided where its state would be asked for. Raises ``ValueError`` for an upstream that
-    looks like a replica.
+    ``lost`` says of a fingerprint whether the state of that replica is known to be out of reach from here; it may go on
+    from a history then. What else can be said for an owner is decided where its state would be asked for. Raises
+    ``ValueError`` for an upstream that looks like a replica.
     """
 
-    def __init__(self, me: Callable[[], Upstream], shared: Iterable[Upstream]) -> None:
+    def __init__(
+        self, me: Callable[[], Upstream], shared: Iterable[Upstream], lost: Callable[[str], bool] = _never
+    ) -> None:
         self._me = me
+        self._lost = lost
         self._known: Mapping[str, Upstream] | None = None
         shared = tuple(shared)
         if any(u.fingerprint.startswith(PREFIX) for u in shared):
@@ -35,4 +43,6 @@ class ReplicaDirectory(RecallingDirectory):
         return self._known
 
     def recall(self, name: str, fingerprint: str) -> Upstream | None:
-        return Upstream(name, fingerprint) if fingerprint.startswith(PREFIX) else None
+        if not fingerprint.startswith(PREFIX):
+            return None
+        return Upstream(name, fingerprint, lost=self._lost(fingerprint))

@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from cachetools import LRUCache
+
 from homeport import Board, Member, Settings, StoreUnavailable, Upstream
 
 __all__ = ["PREFIX", "Identity", "Membership", "scope_of"]
@@ -24,6 +26,8 @@ _logger = logging.getLogger("homeport.replica")
 
 PREFIX = "replica:"
 """How the fingerprint of a replica begins."""
+
+_FORGOTTEN = 1024  # incarnations that were looked for in vain, of which it is remembered
 
 _NOT_A_NAME = re.compile(r"[^A-Za-z0-9._:@/-]", re.ASCII)
 
@@ -73,6 +77,7 @@ class Membership:
         self._dead_after = dead_after
         self._clock = clock
         self._members: Mapping[str, Member] = {}
+        self._forgotten: LRUCache[str, None] = LRUCache(_FORGOTTEN)
         self._read_at: float | None = None
         self._sees_since = math.inf  # without a failure in between
         self._reading = asyncio.Lock()
@@ -110,7 +115,24 @@ class Membership:
         if incarnation not in self._members or self._stale():
             await self._read()
         member = self._members.get(incarnation)
+        if member is None:
+            self._forgotten[incarnation] = None
         return member if member is not None and self._lives(member) else None
+
+    def known(self, fingerprint: str) -> Member | None:
+        """The living member with this fingerprint, as far as the last reading goes."""
+        member = self._members.get(fingerprint.removeprefix(PREFIX))
+        return member if member is not None and self._lives(member) else None
+
+    def gone(self, fingerprint: str) -> bool:
+        """Whether this replica is dead beyond doubt.
+
+        Unlike for :meth:`dead`, who was not there at the last reading may have come since: only where :meth:`find` has
+        looked in vain it is one of those that are forgotten.
+        """
+        incarnation = fingerprint.removeprefix(PREFIX)
+        member = self._members.get(incarnation)
+        return incarnation in self._forgotten if member is None else not self._lives(member)
 
     def dead(self, fingerprint: str) -> bool:
         """Whether this replica is known to be dead, as far as the last reading goes: no reading, no death."""

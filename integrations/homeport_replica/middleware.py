@@ -81,7 +81,9 @@ class ReplicaMiddleware:
         self._started = False
         self._serving = Serving(app, self._replica)
         self._app_listens = False  # to the lifespan
-        self._directory = ReplicaDirectory(lambda: self._replica().identity.upstream, upstreams)
+        self._directory = ReplicaDirectory(
+            lambda: self._replica().identity.upstream, upstreams, lambda fingerprint: self._replica().lost(fingerprint)
+        )
         self.gate = ContinuationMiddleware(
             self._below,
             settings=settings,

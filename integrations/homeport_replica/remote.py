@@ -28,6 +28,7 @@ __all__ = ["Remote"]
 _logger = logging.getLogger("homeport.replica")
 
 _FROM_STORE = frozenset({Operation.RETRIEVE, Operation.DELETE, Operation.CANCEL, Operation.INPUT_ITEMS})
+_FROM_HISTORY = frozenset({Operation.CREATE, Operation.COMPACT, Operation.INPUT_TOKENS})
 _LOOK = 0.2  # seconds
 _LISTED_SOON = 1.0  # seconds in which an owner that has just begun lists the items of its input
 
@@ -161,6 +162,10 @@ class Remote:
     async def _forward(self, call: Call, owner: Upstream) -> None:
         replica, visit = self._replica, call.visit
         member = await answered(replica.membership.find(owner.fingerprint))
+        moves = replica.settings.owner_lost == "replay" and call.operation in _FROM_HISTORY
+        if moves and replica.lost(owner.fingerprint):
+            # That was not known when this was decided. It is now, so the next try goes on from the history.
+            raise Rejected.because(Reason.UPSTREAM_UNAVAILABLE)
         if member is None:
             raise self._not_here(owner, None)
         if visit.hop is not None or member.url is None or replica.signer is None or replica.peers is None:

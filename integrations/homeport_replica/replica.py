@@ -18,6 +18,7 @@ from homeport import (
     BoardStore,
     Kept,
     Kind,
+    Member,
     Reason,
     Rejected,
     Settings,
@@ -154,6 +155,15 @@ class Replica:
             await self.membership.beat(ended=True)
         if self.peers is not None:
             await self.peers.aclose()
+
+    def reaches(self, member: Member) -> bool:
+        """Whether requests can be sent on to ``member``."""
+        return member.url is not None and self.signer is not None and self.peers is not None
+
+    def lost(self, fingerprint: str) -> bool:
+        """Whether the state of another replica is known to be out of reach from here: it is dead, or has no URL."""
+        member = self.membership.known(fingerprint)
+        return self.membership.gone(fingerprint) if member is None else not self.reaches(member)
 
     async def require_registered(self) -> None:
         """Nobody can find what a replica holds that they do not know of. Raises :class:`homeport.Rejected`."""

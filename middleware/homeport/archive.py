@@ -13,7 +13,7 @@ from homeport.adapter import Adapter
 from homeport.entries import Addition, EntryMaker
 from homeport.facts import Observed
 from homeport.keys import Keyring, Kind, StateKey, Tenant
-from homeport.records import Conflict, Entry, Progress, Record, StaleRevision, UnreadableRecord, Write, decode_record
+from homeport.records import Conflict, Entry, Progress, Record, StaleRevision, Write
 from homeport.resources import Given, Resource, UnreadableResource, decode_given, decode_resource
 from homeport.sealing import Sealer
 from homeport.settings import Settings
@@ -110,7 +110,7 @@ class Kept:
         """Keep a later state of it, and say what stands: an end is never undone, nor what is gone brought back."""
         response, body = self._of(resource)
         adds_nothing = resource.status in _ADDING_NOTHING and self._settings.history
-        await self._commit([response, body], resource, [self._void(response, resource)] if adds_nothing else [])
+        await self._commit([response, body], resource, [self._void(response)] if adds_nothing else [])
         return await self.load()
 
     async def keep_input(self, given: Given, resource: Resource) -> None:
@@ -127,33 +127,17 @@ class Kept:
 
     async def delete(self) -> None:
         """Leave tombstones."""
-        turns: tuple[Kind, ...] = ()
-        if self._settings.history:
-            await self._end_turn()
-            turns = (Kind.TURN,)
+        turns = (Kind.TURN,) if self._settings.history else ()
         for kind in (Kind.RESPONSE, Kind.RESOURCE, Kind.INPUT, *turns):
             await self._state.delete(self._entries.key(kind, self.id))
 
-    async def _end_turn(self) -> None:
-        """Let there be a turn to be deleted, so that the end of a response under way brings back none."""
-        response, turn = await self._state.load([self._key, self._entries.key(Kind.TURN, self.id)])
-        if not isinstance(response, Found) or isinstance(turn, Found):
-            return
-        try:
-            record = decode_record(response.record)
-        except UnreadableRecord as exc:
-            raise StoreUnavailable(str(exc)) from None
-        resource = Resource(record.upstream, record.fingerprint, record.status, b"", background=record.background)
-        await self._commit([], resource, [self._void(self._of(resource)[0], resource)])
+    def _void(self, response: Entry) -> Entry:
+        """In place of what ``response`` has not added to a history yet: nothing, and that is its end.
 
-    def _void(self, response: Entry, resource: Resource) -> Entry:
-        """In place of what ``response`` would have added to a history: its end, and an end is never undone.
-
-        A history in which it stands is none that could be replayed.
+        What ends late does not add to it, and with it in its middle no history is replayed.
         """
-        turn = Turn(upstream=resource.upstream, fingerprint=resource.fingerprint, complete=False)
-        entry = self._entries.turn(self.id, Addition(turn), response)
-        return replace(entry, progress=Progress.TERMINAL, generation=resource.created_at)
+        turn = self._entries.turn(self.id, Addition(Turn(complete=False)), response)
+        return replace(turn, progress=Progress.TERMINAL, sole=False)
 
     def _of(self, resource: Resource) -> tuple[Entry, Entry]:
         owner = Upstream(resource.upstream, resource.fingerprint)

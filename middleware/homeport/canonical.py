@@ -21,7 +21,17 @@ from homeport.rewriting import spliced
 from homeport.strictjson import Invalid
 from homeport.turns import Turn
 
-__all__ = ["Composition", "Kept", "Unportable", "compose", "input_items", "items_by_id", "output_items", "with_ids"]
+__all__ = [
+    "Composition",
+    "Kept",
+    "Unportable",
+    "compose",
+    "ids_of",
+    "input_items",
+    "items_by_id",
+    "output_items",
+    "with_ids",
+]
 
 _ENCRYPTED = "encrypted content"
 _CONTAINER = "a container of a hosted tool"
@@ -116,6 +126,11 @@ def with_ids(items: bytes) -> bytes:
     return as_array(found)
 
 
+def ids_of(items: bytes) -> list[str]:
+    """The ids in the JSON array ``items``. Raises :class:`homeport.strictjson.Invalid`."""
+    return [item.id for item in read_items(items) if item.id is not None and not item.pointer]
+
+
 def items_by_id(turns: Sequence[Turn], ids: Collection[str]) -> Mapping[str, Kept]:
     """The items in ``turns`` with one of ``ids``, no mere pointers. Raises :class:`homeport.strictjson.Invalid`."""
     return {
@@ -137,10 +152,9 @@ def compose(
 ) -> Composition:
     """The input that says all of ``turns``, the oldest first, and then ``given``, the JSON array of new items.
 
-    ``target`` are the fingerprints of the upstream that it is for, none for any; ``takes`` are the types of items that it
-    takes, None for all. ``referred`` are the items that pointers mean, by id, as far as they are in none of the turns.
-    Raises :class:`Unportable`, also for what cannot be read, as it is nested too deep for one, and for more than 50,000
-    items.
+    ``target`` are the fingerprints of the upstream that it is for, none for any; ``takes`` are the types of items that
+    it takes, None for all. ``referred`` are the items that pointers mean, by id, as far as they are in no turn. Raises
+    :class:`Unportable`, also for what cannot be read, as it is nested too deep for one, and for more than 50,000 items.
 
     What a pointer means is put in its place, unless it stands in front of it already: a repetition is refused
     (``Duplicate item found with id``). The output of a turn whose encrypted reasoning goes home goes as it came: its

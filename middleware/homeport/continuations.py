@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from homeport.canonical import input_items, output_items, with_ids
+from homeport.canonical import ids_of, input_items, output_items, with_ids
 from homeport.conversations import first_turn, new_conversation
 from homeport.entries import Addition, Head
 from homeport.errors import Rejected
@@ -97,7 +97,9 @@ class Continuation:
         if self.ledger.operation is Operation.COMPACT:
             return Addition(turn)
         head = self.head if first or self.head is None else replace(self.head, revision=None)
-        return Addition(turn, self.parent, self.after, head, None if self.lease is None else self.lease.key)
+        lease = None if self.lease is None else self.lease.key
+        items = () if owner.stateful or turn.too_large else tuple(ids_of(turn.given))
+        return Addition(turn, self.parent, self.after, head, lease, items)
 
     def written(self) -> None:
         """What :meth:`addition` gave is durable, and the lease gone with it."""

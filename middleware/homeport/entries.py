@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -19,6 +20,8 @@ from homeport.turns import Turn, encode_turn
 from homeport.upstreams import HOME, Upstream
 
 __all__ = ["Addition", "Content", "EntryMaker", "Head"]
+
+T = TypeVar("T")
 
 # What stands beside a response, or a conversation, is named as that is.
 _NAMED_AS = {
@@ -63,6 +66,7 @@ class Addition:
     """A turn that a response adds to a history: after ``parent``, or at the end of the conversation ``after``.
 
     ``head`` is a conversation of homeport's own that moves on with it, ``lease`` what its exchange then needs no more.
+    ``items`` are the ids of the request's own items, where those may be referred to.
     """
 
     turn: Turn
@@ -70,6 +74,7 @@ class Addition:
     after: StateKey | None = None
     head: Head | None = None
     lease: StateKey | None = None
+    items: tuple[str, ...] = field(default=(), repr=False)
 
 
 class Link(Protocol):
@@ -148,13 +153,13 @@ class EntryMaker:
         progress = response.progress
         if progress is Progress.TERMINAL and not resource.over:
             progress = Progress.IN_PROGRESS
-        return self._beside(response, key, Kind.RESOURCE, encode_resource(resource, key, self._sealer), progress)
+        return self._beside(response, key, Kind.RESOURCE, self._records(encode_resource, resource, key), progress)
 
     def given(self, opaque_id: str, given: Given, response: Entry) -> Entry:
         """Its input; as the app itself lists it, it stands against what the request had."""
         key = self.key(Kind.INPUT, opaque_id)
         progress = Progress.TERMINAL if given.listed else Progress.PENDING
-        return self._beside(response, key, Kind.INPUT, encode_given(given, key, self._sealer), progress)
+        return self._beside(response, key, Kind.INPUT, self._records(encode_given, given, key), progress)
 
     def content(
         self, opaque_id: str, observed: Observed, owner: Upstream, content: Content, response: Entry
@@ -185,7 +190,7 @@ class EntryMaker:
         turn = self._bounded(addition.turn)
         key = self.key(Kind.TURN, opaque_id)
         progress = Progress.TERMINAL if turn.complete else Progress.QUEUED
-        entry = self._beside(response, key, Kind.TURN, encode_turn(turn, key, self._sealer), progress)
+        entry = self._beside(response, key, Kind.TURN, self._records(encode_turn, turn, key), progress)
         in_conversation = addition.head is not None or addition.after is not None
         ttl = None if in_conversation else entry.ttl
         return replace(entry, parent=addition.parent, after=addition.after, ttl=ttl, sole=True)
@@ -210,14 +215,18 @@ class EntryMaker:
         return replace(entry, owner=turn.fingerprint.encode()) if turn.fingerprint else entry
 
     def _own(self, key: StateKey, turn: Turn) -> Entry:
-        record = encode_turn(self._bounded(turn), key, self._sealer)
-        return Entry(key, Kind.TURN, HOME.fingerprint.encode(), record, ttl=None, tombstone_ttl=0.0)
+        record, *older = self._records(encode_turn, self._bounded(turn), key)
+        entry = Entry(key, Kind.TURN, HOME.fingerprint.encode(), record, ttl=None, tombstone_ttl=0.0)
+        return replace(entry, older_records=tuple(older)) if older else entry
 
     def completed(self, opaque_id: str, turn: Turn, owner: str, ttl: float | None) -> Entry:
         """The turn of a response of ``owner``, a fingerprint, that has ended after its exchange, in its place."""
         key = self.key(Kind.TURN, opaque_id)
-        record = encode_turn(self._bounded(turn), key, self._sealer)
-        return Entry(key, Kind.TURN, owner.encode(), record, ttl=ttl, tombstone_ttl=0.0, only_known=True)
+        return replace(self._own(key, turn), owner=owner.encode(), ttl=ttl, only_known=True)
+
+    def _records(self, encode: Callable[[T, StateKey, Sealer], bytes], content: T, key: StateKey) -> list[bytes]:
+        """``content`` sealed for each place where the row ``key`` may be, as secrets are rotated."""
+        return [encode(content, StateKey(digest), self._sealer) for digest in key.all]
 
     def _bounded(self, turn: Turn) -> Turn:
         if len(turn.given) + len(turn.output) + len(turn.shell) <= self._settings.max_history_bytes:
@@ -272,6 +281,10 @@ class EntryMaker:
             parent=parent,
         )
 
+    def items(self, ids: list[str], owner: Upstream, ttl: float | None, turn: Entry | None) -> list[Entry]:
+        """Aliases of items, in ``turn`` if they are kept."""
+        return self.aliases(Kind.ITEM, ids, owner, ttl, b"" if turn is None else turn.key.current)
+
     def aliases(self, kind: Kind, ids: list[str], owner: Upstream, ttl: float | None, turn: bytes = b"") -> list[Entry]:
         """Aliases of what an answer holds; one that is somebody else's is left out, whoever minted or repeated it."""
         newest = list(dict.fromkeys(ids))[-_MAX_ALIASES:]
@@ -303,9 +316,10 @@ class EntryMaker:
         )
 
     @staticmethod
-    def _beside(response: Entry, key: StateKey, kind: Kind, record: bytes, progress: Progress) -> Entry:
+    def _beside(response: Entry, key: StateKey, kind: Kind, records: list[bytes], progress: Progress) -> Entry:
+        record, *older = records
         # Past its life nobody may read it, so nothing is gained by keeping it as long as a tombstone.
-        life = {"ttl": response.ttl, "tombstone_ttl": 0.0}
+        life = {"ttl": response.ttl, "tombstone_ttl": 0.0, "older_records": tuple(older)}
         return replace(
             response,
             key=key,

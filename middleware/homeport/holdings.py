@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 from starlette.types import Scope
 
 from homeport import conversations as api
-from homeport.canonical import with_ids
+from homeport.canonical import ids_of, with_ids
 from homeport.entries import Head
 from homeport.errors import Reason, Rejected, Rejection, Reply, missing_state, reject, reply
 from homeport.history import History
@@ -27,6 +27,7 @@ from homeport.settings import Settings
 from homeport.state import State
 from homeport.stores.base import Found, Link, StoreUnavailable
 from homeport.turns import Turn
+from homeport.upstreams import HOME
 
 __all__ = ["Holdings"]
 
@@ -113,7 +114,8 @@ class _Request:
         self._id = f"conv_{secrets.token_hex(_NEW_ID_BYTES)}"
         entries = self._ledger.entries
         root = entries.first_turn(self._id, first)
-        await self._ledger.hold([root, entries.head(Head(self._id), root.key, made=True)])
+        named = entries.items(ids_of(first.given), HOME, None, root)
+        await self._ledger.hold([root, entries.head(Head(self._id), root.key, made=True), *named])
         return api.conversation_object(self._id, first)
 
     async def retrieve(self) -> bytes:
@@ -140,7 +142,8 @@ class _Request:
         async with self._alone():
             entries = self._ledger.entries
             node = entries.added_turn(self._id, Turn(given=items))
-            await self._ledger.hold([node, entries.head(Head(self._id), node.key)])
+            named = entries.items(ids_of(items), HOME, None, node)
+            await self._ledger.hold([node, entries.head(Head(self._id), node.key), *named])
         return api.added_list(items)
 
     async def list_items(self) -> bytes:
@@ -173,8 +176,11 @@ class _Request:
         return _Loaded(self._history.decoded(loaded.record, key.all), loaded.revision, loaded.remaining)
 
     async def _resolved(self, items: bytes) -> bytes:
-        """``items`` with what they refer to in its place."""
-        return await self._history.resolved(self._ledger, items)
+        """``items`` with what they refer to in its place; no more than could be replayed."""
+        resolved = await self._history.resolved(self._ledger, items)
+        if len(resolved) > self._settings.max_history_bytes:
+            raise Rejected.because(Reason.HISTORY_TOO_LARGE)
+        return resolved
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:

@@ -199,8 +199,8 @@ class Ledger:
             entries.append(alias)
         if keeps:
             ttl = None if conversation is not None else self._settings.ttl
-            place = b"" if turn is None else turn.key.current
-            entries += self._entries.aliases(Kind.ITEM, observed.items, owner, ttl, place)
+            given = [] if addition is None else list(addition.items)
+            entries += self._entries.items([*given, *observed.items], owner, ttl, turn)
             entries += self._entries.aliases(Kind.CONTAINER, observed.containers, owner, self._settings.ttl)
         entries += self._entries.aliases(Kind.ENCRYPTED, observed.encrypted, owner, self._settings.encrypted_ttl)
         forget = () if keeps or observed.id is None else self._pending.pop(observed.id, ())

@@ -128,6 +128,9 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     ``parent`` is the row that this one stands on: the turn before a turn, the last turn of a conversation. ``after`` is
     a row whose parent, if it has one, becomes this one's instead: who appends to a conversation need not read it. It
     counts where the row begins; a later write of the same row could otherwise make it stand on what stands on it.
+
+    ``older_records`` is what stands for ``record`` where the row has one of ``key.older``, in their order, for content
+    that is sealed for its row; without them ``record`` does.
     """
 
     key: StateKey
@@ -148,6 +151,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     sole: bool = False
     parent: StateKey | None = None
     after: StateKey | None = None
+    older_records: tuple[bytes, ...] = ()
 
     def has_owner(self, owner: bytes) -> bool:
         return owner == self.owner or owner in self.former

@@ -49,8 +49,12 @@ def settle(rows: Mapping[bytes, Row], write: Write) -> list[Change]:
     Raises :class:`Conflict` or :class:`StaleRevision` when the write as a whole must fail.
     """
     changes: list[Change] = []
-    for entry in write.entries:
-        row = _find(rows, entry.key)
+    erased = False
+    for given in write.entries:
+        row = _find(rows, given.key)
+        if erased and given.kind is Kind.TURN:
+            continue  # what its response, which stands before it, has added goes with that, and does not come late
+        entry = _for_place(row, given)
         try:
             change = _settle_entry(row, entry, write)
             claim = None if entry.claim is None else _settle_entry(_find(rows, entry.claim.key), entry.claim, write)
@@ -58,6 +62,8 @@ def settle(rows: Mapping[bytes, Row], write: Write) -> list[Change]:
             if not entry.learned:
                 raise
             continue
+        if entry.kind is Kind.RESPONSE:
+            erased = change is None and row is not None and row.state is RowState.DELETED
         if change is not None:
             changes.append(_with_parent(change, rows, row))
         if claim is not None:
@@ -80,6 +86,13 @@ def _find(rows: Mapping[bytes, Row], key: StateKey) -> Row | None:
     # A live row under any secret, else the newest tombstone: a rotation must not hide an owner.
     found = [rows[d] for d in key.all if d in rows]
     return next((r for r in found if r.state is RowState.LIVE), found[0] if found else None)
+
+
+def _for_place(row: Row | None, entry: Entry) -> Entry:
+    """``entry`` with the record that is meant for where ``row`` is, under an older secret maybe."""
+    if row is None or not entry.older_records or row.digest == entry.key.current:
+        return entry
+    return msgspec.structs.replace(entry, record=entry.older_records[entry.key.older.index(row.digest)])
 
 
 def _with_parent(change: Change, rows: Mapping[bytes, Row], row: Row | None) -> Change:

@@ -1,4 +1,4 @@
-"""The replicas that test_replica*.py share: a plugin, so that they are started once for all of these modules."""
+"""The replicas that test_replica*.py share. They end with each module: their beats would take time from all others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from homeport.testing import EmbeddedPostgres
 from support.replicas import Database, Fallen, Fleet, OddFleet, Process, eventually, logging_replica
 
 
-@pytest.fixture(scope="session", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Database]:
     """Makes databases of one kind."""
     if request.param == "sqlite":
@@ -23,7 +23,7 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return lambda: Database.postgresql(server)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def fleet(store: Callable[[], Database]) -> Iterator[Fleet]:
     """The example app three times; each reaches the others.
 
@@ -59,7 +59,7 @@ def three(fleet: Fleet) -> Process:
 ITEMS = [{"role": "user", "content": f"item {n}"} for n in range(5)]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def fallen(fleet: Fleet) -> Iterator[Fallen]:
     one, two, _ = fleet
     dead, reborn = fleet.start(("dead", logging_replica(40)), ("reborn", logging_replica(10)))
@@ -103,7 +103,7 @@ def _read_until_cut(stream: Any) -> list[Any]:
     return seen
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def odd(store: Callable[[], Database], tmp_path_factory: pytest.TempPathFactory) -> Iterator[OddFleet]:
     """The app of ``support.replica_apps`` three times."""
     fleet = OddFleet(store())

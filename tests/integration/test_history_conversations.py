@@ -131,6 +131,27 @@ async def test_whom_the_app_refuses_is_told_nothing(status: int) -> None:
     assert {method for method, _ in upstream.asked} == {"GET"}
 
 
+async def test_items_can_be_referred_to_by_the_ids_that_lists_show() -> None:
+    upstream, app, _ = site()
+    desk = Desk(app)
+    conversation = await desk.create(items=[asked("one")])
+    await desk.call("POST", f"/{conversation}/items", {"items": [asked("two")]})
+    await Client(app).create("three", conversation=conversation)
+    items = await desk.items(conversation)
+    await Client(app).create([{"type": "item_reference", "id": item["id"]} for item in items])
+    assert upstream.seen == ["one", "two", "three", "answer 1"]
+
+
+async def test_more_than_could_be_replayed_is_not_taken() -> None:
+    _, app, _ = site(max_history_bytes=2000)
+    desk = Desk(app)
+    conversation = await desk.create(items=[asked("one")])
+    for method, path in (("POST", ""), ("POST", f"/{conversation}/items")):
+        answer = await desk.call(method, path, {"items": [asked("x" * 3000)]})
+        assert (answer.status, answer.code) == (400, "history_too_large")
+    assert said_in(await desk.items(conversation)) == ["one"]
+
+
 async def test_where_all_upstreams_keep_state_conversations_are_theirs() -> None:
     upstream, app, _ = site(Forgetful(by=A), upstreams=(A,))
     upstream.status = 418

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -31,3 +32,11 @@ async def postgres_url(postgres_server: EmbeddedPostgres) -> AsyncIterator[str]:
     admin = await asyncpg.connect(postgres_server.dsn_of("postgres"))
     await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
     await admin.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database, of either kind."""
+    if request.param == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path}/homeport.db"
+    return str(request.getfixturevalue("postgres_url"))

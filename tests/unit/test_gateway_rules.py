@@ -129,12 +129,12 @@ def test_fingerprints() -> None:
 
 def test_upstreams_are_loaded() -> None:
     (one,) = load_upstreams(
-        Settings(upstreams=[{**KEYED, "models": ["m"], "weight": 2, "paused": True}]), {"A_KEY": "k"}
+        Settings(upstreams=[{**KEYED, "models": ["m"], "weight": 2, "paused": True}]), {"A_KEY": "sk-operator"}
     )
-    assert (one.base, one.weight, one.api_key) == ("http://h", 2.0, "k")
+    assert (one.base, one.weight, one.api_key) == ("http://h", 2.0, "sk-operator")
     assert one.upstream.models == {"m"}
     assert one.upstream.paused
-    assert "k" not in repr(one).split("api_key")[-1]
+    assert "sk-operator" not in repr(one)
     with pytest.raises(ValueError, match="A_KEY"):
         load_upstreams(Settings(upstreams=[KEYED]), {})
     with pytest.raises(ValueError, match="HOMEPORT_UPSTREAMS"):

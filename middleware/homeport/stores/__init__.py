@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from homeport.keys import Digests, Keyring, Kind, StateKey
 from homeport.records import Entry, Progress, Row, RowState, Write
+from homeport.sealing import Sealer
 from homeport.settings import Settings
 from homeport.settings_checks import database_url, listen_url
 from homeport.settling import Change, Insert, Remove, Replace, settle
@@ -97,9 +98,10 @@ async def verify_store(settings: Settings) -> None:
     """Whether a replica with ``settings`` could use their store, found out before anything is started.
 
     Raises :class:`ValueError` for secrets that do not fit it or a URL that is not usable, and
-    :class:`ModuleNotFoundError` for a driver that is not installed. A database that cannot be reached is no failure:
-    it may come later.
+    :class:`ModuleNotFoundError` for a driver, or what HOMEPORT_ENCRYPTION_KEYS needs, that is not installed. A database
+    that cannot be reached is no failure: it may come later.
     """
+    Sealer(settings.content_keys)
     timeout = settings.lookup_timeout
     try:
         store = _make(settings.database_url, pool_size=1, listen=settings.listen_url, timeout=timeout)
