@@ -31,8 +31,8 @@ async def register(
     """
     keyring = Keyring(settings.secret_bytes, namespace=settings.namespace, route=settings.route)
     state = State(make_store(settings.database_url, pool_size=1), keyring, settings)
-    await state.open()
     try:
+        await state.open()
         entries = EntryMaker(tenant, keyring=keyring, settings=settings, adapter=adapter)
         ledger = Ledger(Operation.CREATE, Inspected(), entries, state=state, settings=settings)
         await ledger.registered(kind, opaque_id, owner)

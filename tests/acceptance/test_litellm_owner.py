@@ -129,7 +129,7 @@ class Rolled(Site):
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rolled]:
-    """Two proxies, stopped and started with another configuration; the second of the new ones retries twice."""
+    """One proxy, stopped; then two with another configuration, the second of which retries twice."""
     folder = tmp_path_factory.mktemp("owner")
     database = f"sqlite+aiosqlite:///{folder}/homeport.db"
     fallbacks = [
@@ -145,12 +145,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rolled]:
     }
     with run_upstreams("abc") as (a, b, c):
         config = write_config(folder / "old", before(a, b))
-        with started(*(run_litellm(config, database=database) for _ in range(2))) as proxies:
-            site = Site(a, b, proxies)
+        with run_litellm(config, database=database) as proxy:
+            site = Site(a, b, [proxy])
             made = {group: first_turns(site, group) for group in OLD}
             made["team-model"] = first_turns(site, "team-model", key="sk-u3")
-            for proxy in proxies:
-                proxy.server.stop()
+            proxy.server.stop()
         values = {"api_key": "sk-written", "api_base": f"{b}/v1/"}
         credentials = [{"credential_name": "of-b", "credential_values": values, "credential_info": {}}]
 
@@ -172,7 +171,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rolled]:
 
 
 def first_turns(site: Site, group: str, key: str = "sk-u1") -> dict[str, Any]:
-    return {"a": site.on(site.a, 0, key, model=group), "b": site.on(site.b, 1, key, model=group)}
+    return {"a": site.on(site.a, 0, key, model=group), "b": site.on(site.b, 0, key, model=group)}
 
 
 @pytest.fixture

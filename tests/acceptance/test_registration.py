@@ -10,16 +10,26 @@ from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from homeport.cli import app
 from support.cluster import client, run_homeport
 from support.servers import free_port, run_provider
 
 
-def homeport(*arguments: str, stdin: str = "", **settings: str) -> subprocess.CompletedProcess[str]:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("HOMEPORT_")}
-    env |= {f"HOMEPORT_{k.upper()}": v for k, v in settings.items()} | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    command = [sys.executable, "-m", "homeport", *arguments]
-    return subprocess.run(command, env=env, input=stdin, capture_output=True, text=True, timeout=120, check=False)
+def homeport(
+    *arguments: str, stdin: str = "", typed: bool = False, **settings: str
+) -> subprocess.CompletedProcess[str]:
+    """The command in this process, where all that it imports is there already; ``typed``, as a process of its own."""
+    env = {f"HOMEPORT_{k.upper()}": v for k, v in settings.items()} | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    foreign = {k for k in os.environ if k.startswith("HOMEPORT_")} - env.keys()
+    if typed:
+        command = [sys.executable, "-m", "homeport", *arguments]
+        env = {k: v for k, v in os.environ.items() if k not in foreign} | env
+        return subprocess.run(command, env=env, input=stdin, capture_output=True, text=True, timeout=120, check=False)
+    done = CliRunner().invoke(app, arguments, input=stdin, env={**env, **dict.fromkeys(foreign)}, prog_name="homeport")
+    assert isinstance(done.exception, SystemExit | None), done.exception
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +52,9 @@ def test_what_was_made_elsewhere_is_registered_and_continued(sqlite_url, upstrea
         follow = {"model": "m", "input": "x", "conversation": conversation}
         assert httpx.post(f"{replica}/v1/responses", json=follow, headers={"api-key": "sk-mine"}).status_code == 404
         for kind, name in (("conversation", conversation), ("response", made)):
-            for _ in range(2):  # again is a success
-                done = register(
-                    sqlite_url, a, b, kind, name, "--upstream", "b", "--tenant", "credential=-", stdin="sk-mine\n"
-                )
+            for typed in (True, False):  # again is a success
+                mine = ("--tenant", "credential=-")
+                done = register(sqlite_url, a, b, kind, name, "--upstream", "b", *mine, stdin="sk-mine\n", typed=typed)
                 assert (done.returncode, done.stderr) == (0, ""), done.stderr
         assert sdk.responses.create(model="m", input="x", conversation=conversation).output_text.startswith("b: 1")
         assert sdk.responses.create(model="m", input="x", previous_response_id=made).output_text.startswith("b: 2")
@@ -89,7 +98,8 @@ def test_a_tenant_by_headers_and_a_single_one(sqlite_url, upstream) -> None:
     headers = {"tenant_mode": "headers", "tenant_headers": "x-org", "trusted_proxies": "127.0.0.1", "secrets": "s" * 16}
     done = register(sqlite_url, *upstream, "response", "r1", "--upstream", "a", "--tenant", "x-org=acme", **headers)
     assert done.returncode == 0, done.stderr
-    other = register(sqlite_url, *upstream, "response", "r1", "--upstream", "a", tenant_mode="single", route="other")
+    single = {"tenant_mode": "single", "route": "other"}
+    other = register(sqlite_url, *upstream, "response", "r1", "--upstream", "a", typed=True, **single)
     assert other.returncode == 2, "other secrets than the store was written with"
 
 
@@ -99,6 +109,7 @@ def test_a_store_that_is_down_is_another_exit_code(tmp_path: Path, upstream) -> 
     assert done.returncode == 3, done.stderr
 
 
+@pytest.mark.filterwarnings("ignore")  # what LiteLLM's modules say while they are imported
 def test_the_deployment_of_a_litellm_configuration(sqlite_url, upstream, tmp_path: Path) -> None:
     a, b = upstream
     params = {"model": "openai/x", "api_key": "k"}
@@ -113,7 +124,7 @@ def test_the_deployment_of_a_litellm_configuration(sqlite_url, upstream, tmp_pat
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps({"model_list": entries}))
     common = ("register", "conversation", "conv_1", "--litellm", str(config), "--tenant", "team=t")
-    done = homeport(*common, "--upstream", "one", database_url=sqlite_url)
+    done = homeport(*common, "--upstream", "one", database_url=sqlite_url, typed=True)
     assert done.returncode == 0, done.stderr
     config.write_text(json.dumps({"model_list": [{**entries[0], "model_info": {}}], "credential_list": []}))
     bare = homeport(*common, "--upstream", "gpt", database_url=sqlite_url)
@@ -131,7 +142,7 @@ def test_check_tells_the_gate_from_an_open_door(sqlite_url, upstream) -> None:
     with run_homeport({"a": a, "b": b}, sqlite_url) as replica:
         os.environ["KEY_OF_TESTS"] = "sk-x"
         try:
-            there = homeport("check", "--url", f"{replica}/v1", "--key-env", "KEY_OF_TESTS")
+            there = homeport("check", "--url", f"{replica}/v1", "--key-env", "KEY_OF_TESTS", typed=True)
         finally:
             del os.environ["KEY_OF_TESTS"]
         assert (there.returncode, "the gate is there" in there.stdout) == (0, True), there.stderr

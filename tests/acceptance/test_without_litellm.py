@@ -107,7 +107,10 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Runs a command of a fresh environment, in a folder of its own."""
     folder = tmp_path_factory.mktemp("fresh")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HOMEPORT_", "PYTHON", "VIRTUAL_ENV"))}
+    left = ("HOMEPORT_", "PYTHON", "VIRTUAL_ENV", "SSL_CERT_FILE")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(left)}
+    if os.environ["SSL_CERT_FILE_OF_PIP"]:
+        kept["SSL_CERT_FILE"] = os.environ["SSL_CERT_FILE_OF_PIP"]
 
     def run(command: str, *arguments: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(

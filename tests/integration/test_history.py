@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
 from homeport.keys import StateKey
-from support.asgi import A, B, CountingStore, call, mount
+from support.asgi import A, B, CountingStore, call, mount, sse, stream_events
 from support.forgetful import OTHER, STATELESS, Forgetful, asked, called, returned, said, texts
 from support.streams import framed
 
@@ -317,3 +318,30 @@ async def test_a_compaction_stands_for_what_was_before() -> None:
     assert upstream.seen == ["one", "answer 1"]
     await client.create("two", previous_response_id="resp_c")
     assert upstream.seen == ["in short", "two"]
+
+
+async def test_the_end_of_a_response_that_was_deleted_meanwhile_keeps_nothing() -> None:
+    store, shown, deleted = Store(), asyncio.Event(), asyncio.Event()
+    first, *rest = stream_events("resp_1")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        scope["state"]["homeport"].served_by(A)
+        kind = b"application/json" if scope["method"] == "DELETE" else b"text/event-stream"
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]})
+        if scope["method"] == "DELETE":
+            await send({"type": "http.response.body", "body": b'{"id": "resp_1", "deleted": true}'})
+            return
+        await send({"type": "http.response.body", "body": sse(first), "more_body": True})
+        shown.set()
+        await deleted.wait()
+        await send({"type": "http.response.body", "body": sse(*rest)})
+
+    one, two = mount(app, store, (A,), history=True), mount(app, store, (A,), history=True)
+    body = {"model": "m", "input": "secret words", "stream": True}
+    live = asyncio.create_task(call(one, "POST", "/v1/responses", body))
+    await shown.wait()
+    assert (await call(two, "DELETE", "/v1/responses/resp_1")).status == 200
+    deleted.set()
+    assert b"response.completed" in (await live).body
+    assert not any(b"secret words" in stored.row.record for stored in store._rows.values())

@@ -10,7 +10,7 @@ import gc
 import gzip
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -25,12 +25,10 @@ MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
-def quiet_collector() -> Iterator[None]:
+def quiet_collector() -> None:
     """Whatever the test runner has piled up is not gone through in the middle of a measurement."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def completed(result: int) -> dict:
