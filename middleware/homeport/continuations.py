@@ -19,6 +19,7 @@ from homeport.leases import Lease
 from homeport.ledger import Ledger
 from homeport.observation import ObservedEvent
 from homeport.operations import Operation
+from homeport.records import LIVE
 from homeport.rewriting import Shown, shell_of
 from homeport.strictjson import Invalid
 from homeport.turns import Turn
@@ -96,10 +97,15 @@ class Continuation:
             turn = msgspec.structs.replace(turn, given=self._given(held=False))
         if self.ledger.operation is Operation.COMPACT:
             return Addition(turn)
-        head = self.head if first or self.head is None else replace(self.head, revision=None)
+        head = self.head if first or self.head is None else replace(self.head, revision=LIVE)
         lease = None if self.lease is None else self.lease.key
         items = () if owner.stateful or turn.too_large else tuple(ids_of(turn.given))
         return Addition(turn, self.parent, self.after, head, lease, items)
+
+    @property
+    def in_held(self) -> bool:
+        """Whether it is in a conversation that homeport holds."""
+        return self.head is not None
 
     def written(self) -> None:
         """What :meth:`addition` gave is durable, and the lease gone with it."""
@@ -119,7 +125,7 @@ class Continuation:
             return msgspec.structs.replace(turn, given=output)
         shell = shell_of(event.view, self.shown) if held and event.view is not None else b""
         try:
-            output = with_ids(output) if held else output  # to be listed, they need one
+            output = with_ids(output) if held or self.head is not None else output
         except Invalid:
             return msgspec.structs.replace(turn, complete=False)
         return msgspec.structs.replace(turn, given=self._given(held=held), output=output, shell=shell)
@@ -128,7 +134,7 @@ class Continuation:
         if self.ledger.operation is Operation.COMPACT:
             return b"[]"
         items = input_items(Body.of(self.body).input) if self.given is None else self.given
-        return with_ids(items) if held else items
+        return with_ids(items) if held or self.head is not None else items  # to be listed, they need one
 
     def _output(self, event: ObservedEvent) -> bytes | None:
         found = None if event.view is None else output_items(event.view)

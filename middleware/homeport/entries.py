@@ -52,8 +52,8 @@ class Content:
 class Head:
     """A conversation that homeport holds, to be moved on to a new turn.
 
-    ``revision`` is what it must still be, None for whatever it is; ``former`` the fingerprint of the upstream that it
-    belonged to until now, if it moves.
+    ``revision`` is what it must still be, ``LIVE`` for whatever it is, None where it is made; ``former`` is the place
+    (a fingerprint) that it belonged to until now, if it moves.
     """
 
     id: str = field(repr=False)

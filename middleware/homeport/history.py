@@ -23,7 +23,7 @@ from homeport.ledger import Ledger
 from homeport.observation import ObservedEvent
 from homeport.operations import Operation
 from homeport.placing import Placed, best, candidates
-from homeport.records import Record
+from homeport.records import LIVE, Record
 from homeport.resources import UnreadableResource
 from homeport.rewriting import Shown, rewritten_request
 from homeport.sealing import Sealer
@@ -148,7 +148,7 @@ class History:
             raise Rejected.because(Reason.HISTORY_LOST)  # from before there was a history
         checked = self._settings.conversation_policy != "last_write_wins"
         former = None if fact.held else fact.fingerprint
-        c.head = Head(conversation.id, row.revision if checked else None, former)
+        c.head = Head(conversation.id, row.revision if checked else LIVE, former)
         c.parent = None if row.parent is None else StateKey(row.parent)
         return await self._turns(chain, turns, self._settings.max_history_turns + 1)  # its beginning is no turn
 

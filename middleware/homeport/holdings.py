@@ -23,6 +23,7 @@ from homeport.keys import Kind, StateKey
 from homeport.leases import Lease
 from homeport.ledger import Ledger
 from homeport.operations import Match, Operation
+from homeport.records import LIVE
 from homeport.settings import Settings
 from homeport.state import State
 from homeport.stores.base import Found, Link, StoreUnavailable
@@ -143,7 +144,7 @@ class _Request:
             entries = self._ledger.entries
             node = entries.added_turn(self._id, Turn(given=items))
             named = entries.items(ids_of(items), HOME, None, node)
-            await self._ledger.hold([node, entries.head(Head(self._id), node.key), *named])
+            await self._ledger.hold([node, entries.head(Head(self._id, LIVE), node.key), *named])
         return api.added_list(items)
 
     async def list_items(self) -> bytes:

@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from msgspec.structs import replace
+
 from homeport import telemetry
 from homeport.decisions import Fact
 from homeport.entries import Addition, Content, EntryMaker
@@ -19,7 +21,7 @@ from homeport.records import Conflict, Entry, Progress, Record, StaleRevision, W
 from homeport.selectors import Inspected, Selector
 from homeport.settings import Settings
 from homeport.state import State
-from homeport.stores.base import CapacityExceeded, StoreUnavailable
+from homeport.stores.base import CapacityExceeded, Found, StoreUnavailable
 from homeport.turns import Turn
 from homeport.upstreams import HOME, Upstream
 
@@ -47,6 +49,7 @@ _OBSERVED = (
 )
 _FAILED = ("failed", "cancelled")
 _BEST_EFFORT_TIMEOUT = 1.0  # seconds; a read is not held longer for what it happens to show
+_IN_HELD = frozenset({Kind.TURN, Kind.ITEM})
 _OF_RESPONSES = frozenset({Kind.RESPONSE, Kind.RESOURCE, Kind.INPUT, Kind.TURN})
 _DELETES = frozenset({Operation.DELETE, Operation.CONVERSATION_DELETE, Operation.CONTAINER_DELETE})
 
@@ -164,11 +167,14 @@ class Ledger:
         content: Content | None = None,
         then: Then | None = None,
         addition: Addition | None = None,
+        *,
+        in_held: bool = False,
     ) -> bool:
         """Own everything that a finished, or queued, response leaves behind; or a conversation, or a container.
 
-        ``addition`` is what it adds to a history. False if all of it is owned, but the conversation has moved on
-        elsewhere in the meantime, so that the response is a branch of it.
+        ``addition`` is what it adds to a history, ``in_held`` that it is in a conversation of homeport's own. False if
+        all of it is owned, but the conversation has moved on elsewhere in the meantime, or is gone, so that the
+        response is a branch of it.
         """
         if self.operation in _RESOURCES:
             kind = _RESOURCES[self.operation]
@@ -193,7 +199,7 @@ class Ledger:
         if addition is not None and addition.head is not None:
             if turn is not None:
                 head = self._entries.head(addition.head, turn.key)
-        elif conversation is not None:
+        elif conversation is not None and not in_held:
             parent = turn.key if turn is not None else self._gap(observed)
             alias = self._entries.alias(Kind.CONVERSATION, conversation, owner, ttl=None, counted=True, parent=parent)
             entries.append(alias)
@@ -221,7 +227,10 @@ class Ledger:
         try:
             await self._commit(owner, [*entries, head], **others)
         except _Moved:
-            await self._commit(owner, entries, **others)
+            # Outside of the conversation they end with their response.
+            ttl = self._settings.ttl
+            branch = [e if e.ttl is not None or e.kind not in _IN_HELD else replace(e, ttl=ttl) for e in entries]
+            await self._commit(owner, branch, **others)
             return False
         return True
 
@@ -308,8 +317,15 @@ class Ledger:
                 *((Kind.TURN,) if self._settings.history else ()),
             )
         for kind in (selector.kind, *beside):
+            key = self.key(kind, selector.id)
             with contextlib.suppress(StoreUnavailable):
-                await self._state.delete(self.key(kind, selector.id))
+                if kind is not Kind.TURN or await self._ends(key):
+                    await self._state.delete(key)
+
+    async def _ends(self, turn: StateKey) -> bool:
+        """Whether a turn has an end of its own: in a conversation its items stay, until they go there."""
+        [loaded] = await self._state.load([turn])
+        return not isinstance(loaded, Found) or loaded.remaining is not None
 
     def _gap(self, observed: Observed) -> StateKey | None:
         """What a conversation of the upstream's stands on, after a response that is in it and not kept here."""

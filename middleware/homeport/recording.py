@@ -121,7 +121,8 @@ class Recording:
         if addition is None and not owner.stateful:
             self._count("not_owned")  # it failed: there is nothing in it to be continued
             return
-        advanced = await ledger.final(event.observed, owner, content, then, addition)
+        in_held = continuation is not None and continuation.in_held
+        advanced = await ledger.final(event.observed, owner, content, then, addition, in_held=in_held)
         if addition is not None and continuation is not None:
             continuation.written()
         if not advanced:

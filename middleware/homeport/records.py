@@ -9,6 +9,7 @@ import msgspec
 from homeport.keys import Digests, Kind, StateKey
 
 __all__ = [
+    "LIVE",
     "Conflict",
     "Entry",
     "Progress",
@@ -89,6 +90,9 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     held: bool = False
     turn: bytes = b""
 
+
+LIVE = -1
+"""As an expected revision: any, as long as the row is live."""
 
 _RECORD_VERSION = 1
 _encoder = msgspec.msgpack.Encoder()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from homeport.keys import Kind, StateKey
-from homeport.records import Conflict, Entry, Progress, Row, RowState, StaleRevision, Write
+from homeport.records import LIVE, Conflict, Entry, Progress, Row, RowState, StaleRevision, Write
 
 __all__ = ["Change", "Insert", "Remove", "Replace", "settle"]
 
@@ -138,19 +138,27 @@ def _settle_entry(row: Row | None, entry: Entry, write: Write) -> Change | None:
         return Insert(entry)
     if row.write_id == write.write_id:
         return None  # this very write, seen again after an unknown outcome
-    if row.state is RowState.DELETED and entry.has_owner(row.owner) and not _newer_after_delete(row, entry, write):
-        return None  # a late commit must not bring back what its owner deleted
     if entry.kind is Kind.CLAIM and not entry.has_owner(row.owner) and row.exchange != write.exchange:
         raise Conflict  # in whatever state: an id is not free for others because its first tenant forgot it
     if row.state is not RowState.LIVE:
-        if entry.expected_revision not in (None, 0, row.revision):
-            raise StaleRevision
-        return Replace(row.digest, entry, row.revision + 1, entry.ttl)
+        return _settle_dead(row, entry, write)
     if not entry.has_owner(row.owner):
         if row.exchange != write.exchange or row.progress is Progress.TERMINAL:
             raise Conflict
         return Replace(row.digest, entry, row.revision + 1, entry.ttl)  # it moved in the middle of its own exchange
     return _settle_twin(row, entry) if entry.sole and row.exchange != write.exchange else _settle_owned(row, entry)
+
+
+def _settle_dead(row: Row, entry: Entry, write: Write) -> Replace | None:
+    """What is in its place has expired, or was deleted."""
+    deleted = row.state is RowState.DELETED
+    if deleted and entry.has_owner(row.owner) and not _newer_after_delete(row, entry, write):
+        if entry.expected_revision:
+            raise StaleRevision
+        return None  # a late commit must not bring back what its owner deleted
+    if entry.expected_revision not in (None, 0, row.revision):
+        raise StaleRevision
+    return Replace(row.digest, entry, row.revision + 1, entry.ttl)
 
 
 def _settle_twin(row: Row, entry: Entry) -> Remove:
@@ -162,7 +170,7 @@ def _settle_twin(row: Row, entry: Entry) -> Remove:
 
 def _settle_owned(row: Row, entry: Entry) -> Insert | Replace | None:
     """The same owner again, and the row is live."""
-    if entry.expected_revision is not None and entry.expected_revision != row.revision:
+    if entry.expected_revision not in (None, LIVE, row.revision):
         raise StaleRevision
     if entry.kind is Kind.CONVERSATION:
         return Replace(row.digest, entry, row.revision + 1, _longer(row.remaining, entry.ttl))

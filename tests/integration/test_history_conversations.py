@@ -336,3 +336,78 @@ def test_a_history_cannot_be_kept_while_only_observing() -> None:
         Settings(history=True, mode="observe")
     with pytest.raises(ValueError, match="HOMEPORT_OWNER_LOST"):
         Settings(owner_lost="replay")
+
+
+class Stateful(Forgetful):
+    """Keeps its responses, and deletes them."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["method"] != "DELETE":
+            await super().__call__(scope, receive, send)
+            return
+        scope["state"]["homeport"].served_by(self.by)
+        head = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]}
+        await send(head)
+        await send({"type": "http.response.body", "body": b'{"deleted": true}'})
+
+
+def kept(store: Any, text: str) -> bool:
+    return any(text.encode() in stored.row.record for stored in store._rows.values())
+
+
+async def test_a_turn_that_an_upstream_keeps_is_in_it_like_any_other() -> None:
+    _, app, _ = site(Stateful(by=A), upstreams=(A, STATELESS))
+    desk, client = Desk(app), Client(app)
+    conversation = await desk.create()
+    response = await client.create("one", conversation=conversation)
+    items = await desk.items(conversation)
+    assert all(item["id"] for item in items)
+    assert (await call(app, "DELETE", f"/v1/responses/{response['id']}")).status == 200
+    assert said_in(await desk.items(conversation)) == ["one", "answer 1"]  # they stay until they go there
+    await desk.call("DELETE", f"/{conversation}/items/{items[0]['id']}")
+    assert said_in(await desk.items(conversation)) == ["answer 1"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_turn_that_fails_at_an_upstream_that_keeps_state_leaves_it_as_it_was(stream: bool) -> None:
+    upstream, app, _ = site(Forgetful(by=A, status="failed"), upstreams=(A, STATELESS))
+    conversation = await Desk(app).create(items=[asked("hello")])
+    client = Client(app, stream=stream)
+    assert (await client.create("one", conversation=conversation))["status"] == "failed"
+    upstream.fields = {}
+    await client.create("two", conversation=conversation)
+    assert upstream.seen == ["hello", "two"]
+
+
+@pytest.mark.parametrize("policy", ["branch", "last_write_wins"])
+async def test_a_turn_of_a_conversation_that_was_deleted_meanwhile_ends_with_its_response(policy: str) -> None:
+    upstream, app, store = site(conversation_policy=policy)
+    desk = Desk(app)
+    conversation = await desk.create(items=[asked("hello")])
+
+    async def gate(_: int) -> None:
+        upstream.gate = None
+        assert (await desk.call("DELETE", f"/{conversation}")).status == 200
+
+    upstream.gate = gate
+    response = await Client(app).create("secret words", conversation=conversation)
+    assert (await desk.call("GET", f"/{conversation}")).status == 404
+    assert kept(store, "secret words")
+    assert (await call(app, "DELETE", f"/v1/responses/{response['id']}")).status == 200
+    assert not kept(store, "secret words")
+
+
+async def test_a_branch_ends_with_its_response() -> None:
+    upstream, app, store = site(conversation_policy="branch")
+    conversation = await Desk(app).create()
+
+    async def gate(number: int) -> None:
+        if number == 1:
+            await Client(app).create("faster", conversation=conversation)
+
+    upstream.gate = gate
+    response = await Client(app).create("secret words", conversation=conversation)
+    assert said_in(await Desk(app).items(conversation)) == ["faster", "answer 2"]
+    assert (await call(app, "DELETE", f"/v1/responses/{response['id']}")).status == 200
+    assert not kept(store, "secret words")
+    assert said_in(await Desk(app).items(conversation)) == ["faster", "answer 2"]
