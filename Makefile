@@ -7,12 +7,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-litellm demo-replica test lint bench clean
+.PHONY: help demo demo-litellm demo-replica demo-history test lint bench clean
 
 help:
 	@echo "make demo   the main job on two replicas and two upstreams, without and with homeport"
 	@echo "make demo-litellm   the same with two stock LiteLLM proxies, LiteLLM alone beside LiteLLM with homeport"
 	@echo "make demo-replica   three processes that keep their responses to themselves behind a round-robin balancer, likewise"
+	@echo "make demo-history   tool loops through LiteLLM at upstreams that keep no state, and at one that is lost, likewise"
 	@echo "make test   lint, types, architecture and all tests"
 	@echo "make lint   ruff, mypy, import-linter"
 	@echo "make bench  costs as ratios against the bare app"
@@ -31,6 +32,9 @@ demo-litellm: $(STAMP)
 
 demo-replica: $(STAMP)
 	$(BIN)/python -m homeport_replica.demo $(DEMO_ARGS)
+
+demo-history: $(STAMP)
+	$(BIN)/python -m homeport_litellm.history_demo $(DEMO_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

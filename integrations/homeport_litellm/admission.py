@@ -16,7 +16,7 @@ from homeport_litellm.pinning import allowed, open_to
 from homeport_litellm.steering import moves_account, steering_field
 from homeport_litellm.tenancy import tenant_of
 
-__all__ = ["Admission"]
+__all__ = ["Admission", "replaced"]
 
 
 class Admission:
@@ -81,7 +81,7 @@ class Admission:
         if field is not None:
             text = f"The field '{field}' cannot be combined with stored state here, or not be used by clients at all."
             exchange.refuse(reject(Reason.AMBIGUOUS_SELECTOR, message=text, param=field))
-        if call_type in BODY_CALLS and continuation_of(data) != admitted(exchange.selectors):
+        if call_type in BODY_CALLS and continuation_of(data) != admitted(exchange.selectors, replaced(exchange)):
             exchange.refuse(reject(Reason.AMBIGUOUS_SELECTOR))
         for selector in exchange.selectors:
             if selector.kind is Kind.RESPONSE and not selector.in_path and ids.is_polling(selector.id):
@@ -104,12 +104,23 @@ class Admission:
     def apply_history(self, call: Call, exchange: Exchange, data: MutableMapping[str, Any]) -> None:
         """Write what came before into what LiteLLM will call with, where the upstream keeps nothing of it."""
         replayed = exchange.replayed
-        if replayed is None:
-            return
+        if replayed is None or self._settings.tenant_mode != "host":
+            return  # in another mode that has been done before LiteLLM has read the request
         data["input"] = json.loads(replayed.input)
         for name in replayed.without:
             data.pop(name, None)
         call.inspected = (data["input"], data.get("tools"))
+
+    def is_nowhere(self, exchange: Exchange, data: Mapping[str, Any], call_type: str) -> bool:
+        """Whether LiteLLM would ask for a response where none is kept, or where there is no deployment any more.
+
+        homeport itself holds it then, and answers for what LiteLLM lets in: that is all that is asked of it.
+        """
+        if exchange.pin is not None or call_type in BODY_CALLS or not self._settings.history:
+            return False
+        named = ids.deployment_of(str(data.get(RESPONSES_CALLS[call_type]) or ""))
+        found = self._directory.get(named)
+        return named is not None and (found is None or not found.stateful)
 
     def apply_pin(
         self, exchange: Exchange, data: MutableMapping[str, Any], call_type: str, *, team: str | None
@@ -139,3 +150,8 @@ class Admission:
             found = {deployment_id(d) for d in allowed(proxy.router(), str(data.get("model")), data)}
             if self._enforce and any(deployment_id(d) in found for d in home):
                 data["disable_fallbacks"] = True
+
+
+def replaced(exchange: Exchange) -> frozenset[str]:
+    """The members for which a history stands already."""
+    return frozenset() if exchange.replayed is None else exchange.replayed.without

@@ -39,12 +39,12 @@ def continuation_of(fields: Mapping[str, object]) -> Continuation:
     )
 
 
-def admitted(selectors: Sequence[Selector]) -> Continuation:
-    """What a request continues, as the gate has read it."""
+def admitted(selectors: Sequence[Selector], replaced: Collection[str] = ()) -> Continuation:
+    """What a request continues, as the gate has read it; without the members that are ``replaced`` by a history."""
     found = {s.kind: s.id for s in reversed(selectors) if not s.in_path}
-    previous = found.get(Kind.RESPONSE)
-    response = None if previous is None else ids.canonical(Kind.RESPONSE, previous)
-    return Continuation(response, found.get(Kind.CONVERSATION))
+    previous = None if "previous_response_id" in replaced else found.get(Kind.RESPONSE)
+    conversation = None if "conversation" in replaced else found.get(Kind.CONVERSATION)
+    return Continuation(None if previous is None else ids.canonical(Kind.RESPONSE, previous), conversation)
 
 
 def departs(
@@ -62,11 +62,7 @@ def departs(
     responses of this very exchange, which a tool loop continues. ``inspected`` are parts of the body, by identity, that
     the gate has read: large inputs are not read twice. ``replaced`` are members for which a history stands in the call.
     """
-    admitted_ = admitted(selectors)
-    wanted = Continuation(
-        None if "previous_response_id" in replaced else admitted_.response,
-        None if "conversation" in replaced else admitted_.conversation,
-    )
+    wanted = admitted(selectors, replaced)
     found, extra = continuation_of(call), call.get("extra_body")
     if call.get("kwargs") or (turn and selectors and _drops(call.get("additional_drop_params"))):
         return True
@@ -84,11 +80,27 @@ def departs(
 
 
 def loses(given: object, served: Upstream) -> bool:
-    """Whether ``served`` would not see some item of the input ``given``."""
+    """Whether ``served`` would not see some item of the input ``given``, or some part of one."""
     if served.takes is None or not isinstance(given, list):
         return False
-    kinds = {str(item.get("type") or "message") for item in given if isinstance(item, Mapping)}
-    return not kinds <= served.takes
+    return any(_left_out(_plain(i) if hasattr(i, "model_dump") else i, served.takes) for i in given)
+
+
+def _left_out(item: object, takes: Collection[str]) -> bool:
+    """What of an item LiteLLM's bridge would leave out without a word (LiteLLM 1.108)."""
+    if not isinstance(item, Mapping):
+        return True
+    kind = item.get("type") or "message"
+    parts = item.get("content") if kind == "message" else item.get("output")
+    listed = [part for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
+    if kind == "message":
+        # An image without a URL is one that a file of another account is.
+        lost = any(
+            p.get("type") == "refusal" or (p.get("type") == "input_image" and not p.get("image_url")) for p in listed
+        )
+    else:
+        lost = any("text" not in part for part in listed)  # of what a tool gave, only the text comes through
+    return kind not in takes or lost
 
 
 def _items(call: Mapping[str, object], inspected: Collection[int]) -> set[tuple[Kind, str]]:

@@ -185,7 +185,6 @@ class RouterDirectory:
         labelled = fingerprint("label", label)
         return Upstream(name, labelled, paused=_blocked(deployment), former=(place, *former)), True
 
-
     def _bridged(self, name: str, deployment: Deployment, *, history: bool) -> Upstream:
         paused = _blocked(deployment)
         if not self._replays:

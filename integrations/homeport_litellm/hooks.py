@@ -12,7 +12,7 @@ from litellm.litellm_core_utils.llm_response_utils.get_headers import get_respon
 
 from homeport import Kind, Reason, Rejected, Rejection, Settings, Upstream, current_exchange, reject
 from homeport_litellm import ids, proxy
-from homeport_litellm.admission import Admission
+from homeport_litellm.admission import Admission, replaced
 from homeport_litellm.called import continuation_of, departs, loses
 from homeport_litellm.calls import (
     BODY_CALLS,
@@ -61,6 +61,8 @@ class HomeportHooks(CustomLogger):
                 await self._admission.admit(exchange, user_api_key_dict)
                 self._admission.apply_history(call, exchange, data)
                 self._admission.apply_pin(exchange, data, call_type, team=user_api_key_dict.team_id)
+                if self._admission.is_nowhere(exchange, data, call_type):
+                    raise HTTPException(404, "homeport: held")
             else:
                 await self._admission.admit(exchange, user_api_key_dict)
         except Rejected as rejected:
@@ -133,7 +135,7 @@ class HomeportHooks(CustomLogger):
                 turn=turn,
                 made=call.made,
                 inspected=call.inspected,
-                replaced=frozenset() if exchange.replayed is None else exchange.replayed.without,
+                replaced=replaced(exchange),
             )
         ):
             raise NotServed(reject(Reason.AMBIGUOUS_SELECTOR), str(kwargs.get("model")))
@@ -142,7 +144,8 @@ class HomeportHooks(CustomLogger):
         if self._enforce and turn and pin is not None and (served is None or not served.is_home_of(pin.fingerprint)):
             raise NotServed(reject(Reason.PIN_VIOLATED), str(kwargs.get("model")))
         if turn and exchange.replayed is not None and served is not None and loses(kwargs.get("input"), served):
-            raise NotServed(reject(Reason.HISTORY_NOT_PORTABLE), str(kwargs.get("model")))  # a fallback to another group
+            # A fallback to another group.
+            raise NotServed(reject(Reason.HISTORY_NOT_PORTABLE), str(kwargs.get("model")))
         exchange.served_by(served)
         return self._with_conversation(kwargs)
 

@@ -12,8 +12,9 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.types import ASGIApp
 
 from homeport import ContinuationMiddleware, Keyring
-from homeport_litellm import proxy, selftest
+from homeport_litellm import proxy, routes, selftest
 from homeport_litellm.adapter import LiteLLMAdapter
+from homeport_litellm.admission import Admission
 from homeport_litellm.directory import RouterDirectory
 from homeport_litellm.hooks import HomeportHooks
 from homeport_litellm.layers import AnswerWatch, CallLayer
@@ -25,12 +26,12 @@ _logger = logging.getLogger("homeport.litellm")
 
 
 def mount(app: Any) -> ContinuationMiddleware | None:
-    """Put homeport into ``app``, LiteLLM's FastAPI app, and register its callbacks; None if it is there already.
+    """Put homeport into ``app``, LiteLLM's FastAPI app, and register its callbacks and routes; None if it is there.
 
     Raises ``RuntimeError`` or ``ValueError`` before anything has been changed.
     """
-    selftest.check()
     settings = load_settings()
+    selftest.check(routes=settings.history)
     if app.middleware_stack is None:
         app.middleware_stack = app.build_middleware_stack()
     outer, inner = _seam(app.middleware_stack)
@@ -51,6 +52,8 @@ def mount(app: Any) -> ContinuationMiddleware | None:
     )
     outer.app = CallLayer(gate, inner, settings)
     litellm.logging_callback_manager.add_litellm_callback(HomeportHooks(settings, directory))
+    if settings.history:
+        routes.add(app, Admission(settings, directory))
     return gate
 
 

@@ -6,6 +6,7 @@ import inspect
 from importlib.metadata import version
 
 from litellm.integrations.custom_logger import CustomLogger
+from litellm.proxy._types import LiteLLMRoutes
 from litellm.proxy.common_utils.encrypt_decrypt_utils import encrypt_value_helper, get_salt_key
 from litellm.proxy.pass_through_endpoints import pass_through_endpoints
 from litellm.responses.utils import ResponsesAPIRequestUtils
@@ -14,6 +15,7 @@ from litellm.types.utils import ADDRESSED_RESPONSE_ID_FIELD, SpecialEnums
 
 from homeport import Kind
 from homeport_litellm import ids
+from homeport_litellm import routes as own_routes
 from homeport_litellm.hooks import HomeportHooks
 
 __all__ = ["OLDEST", "check"]
@@ -29,13 +31,14 @@ _HOOKS = (
     "async_post_call_failure_deployment_hook",
     "async_post_call_failure_hook",
 )
+_ROUTE_LISTS = ("openai_routes", "llm_api_routes")
 _ROUTER = ("_common_checks_available_deployment", "_without_deployments_that_cannot_serve_route")
 
 
-def check() -> None:
-    """Raises ``RuntimeError`` that says what does not fit."""
+def check(*, routes: bool = False) -> None:
+    """Raises ``RuntimeError`` that says what does not fit; ``routes``: for routes of our own too."""
     installed = version("litellm")
-    problem = _version_problem(installed) or _hook_problem() or _id_problem()
+    problem = _version_problem(installed) or _hook_problem() or _id_problem() or (_route_problem() if routes else None)
     if problem is not None:
         raise RuntimeError(f"homeport cannot work with LiteLLM {installed}: {problem}")
 
@@ -83,4 +86,14 @@ def _id_problem() -> str | None:
     moved = ids.readdressed(outer, provider="openai", deployment="another")
     if moved is None or ids.deployment_of(moved) != "another" or ids.issued_to(moved) != ids.issued_to(outer):
         return "an encrypted response id cannot be addressed to another deployment"
+    return None
+
+
+def _route_problem() -> str | None:
+    """Whether routes of our own can be opened to whoever may use the Responses API."""
+    found = own_routes.permission_lists()
+    # They are read for the keys of LiteLLM's roles, and for those that are restricted to its API for models.
+    named = [getattr(getattr(LiteLLMRoutes, name, None), "value", None) for name in _ROUTE_LISTS]
+    if not all(any(one is each for each in found) for one in named):
+        return "its lists of routes for keys that are no administrator's have other names"
     return None

@@ -23,7 +23,7 @@ import openai
 import pytest
 
 from homeport.testing import EmbeddedPostgres
-from support.cluster import _database
+from support.cluster import new_database
 from support.forgetful_site import ForgetfulSite, refused, run_forgetful, run_site, until
 from support.servers import Provider
 
@@ -44,7 +44,7 @@ def shared_site(request: pytest.FixtureRequest, chat: Provider, tmp_path_factory
         database = f"sqlite+aiosqlite:///{tmp_path_factory.mktemp('db')}/homeport.db"
     else:
         server: EmbeddedPostgres = request.getfixturevalue("postgres_server")
-        database = asyncio.run(_database(server, f"history{next(_names)}"))
+        database = asyncio.run(new_database(server, f"history{next(_names)}"))
     with run_site({"chat": chat}, database, conversation_lease=str(LEASE)) as site:
         yield site
 
@@ -425,7 +425,7 @@ class Database:
 def test_an_outage_is_never_a_shorter_context(chat: Provider, postgres_server: EmbeddedPostgres) -> None:
     """Before routing the upstream sees nothing; at commit the answer is an error, and the conversation has not moved."""
     name = f"outage{next(_names)}"
-    database = asyncio.run(_database(postgres_server, name))
+    database = asyncio.run(new_database(postgres_server, name))
     store = Database(postgres_server, name)
     short = {"conversation_lease": "0.5", "lookup_timeout": "1", "commit_timeout": "1", "cache_ttl": "0"}
     with run_site({"chat": chat}, database, replicas=1, **short) as site:

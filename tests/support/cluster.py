@@ -94,7 +94,7 @@ def providers() -> Iterator[tuple[Provider, Provider]]:
         yield a, b
 
 
-async def _database(server: EmbeddedPostgres, name: str) -> str:
+async def new_database(server: EmbeddedPostgres, name: str) -> str:
     admin = await asyncpg.connect(server.dsn_of("postgres"))
     await admin.execute(f"CREATE DATABASE {name} STRATEGY wal_log")
     await admin.close()
@@ -111,7 +111,7 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
         server: EmbeddedPostgres = request.getfixturevalue("postgres_server")
         # pytest makes it anew when tests with another kind come in between.
-        database = asyncio.run(_database(server, f"acceptance{next(_numbers)}"))
+        database = asyncio.run(new_database(server, f"acceptance{next(_numbers)}"))
     cluster = Cluster(database, *providers)
     with contextlib.ExitStack() as stack:
         cluster.replicas = [stack.enter_context(run_homeport(cluster.upstreams, database)) for _ in range(2)]

@@ -38,6 +38,7 @@ KEYS: dict[str, dict[str, str | None]] = {
     "sk-ui-2": {"user_id": "ui-two", "team_id": "litellm-dashboard"},
     "sk-stateless": {"user_id": None, "team_id": None, "token": ""},
     "sk-limited": {"user_id": "user-five", "team_id": "team-one", "models": "gpt"},
+    "sk-internal": {"user_id": "user-seven", "team_id": "team-one", "user_role": "internal_user"},
     "sk-anywhere": {"user_id": "user-six", "team_id": None},
     "sk-europe": {"user_id": "user-six", "team_id": None, "allowed_model_region": "eu"},
 }
@@ -45,7 +46,7 @@ KEYS: dict[str, dict[str, str | None]] = {
 
 _AUTH = """
 import json
-from fastapi import Request
+from fastapi import HTTPException, Request
 from litellm.proxy._types import LitellmUserRoles, UserAPIKeyAuth
 
 KEYS = json.loads({keys!r})
@@ -55,7 +56,7 @@ async def user_api_key_auth(request: Request, api_key: str) -> UserAPIKeyAuth:
     if api_key == {master!r}:
         return UserAPIKeyAuth(api_key=api_key, user_id="default_user_id", user_role=LitellmUserRoles.PROXY_ADMIN)
     if api_key not in KEYS:
-        raise Exception("no such key")
+        raise HTTPException(401, "no such key")  # of anything else LiteLLM makes a 500 without its database driver
     found = dict(KEYS[api_key])
     models = [m for m in (found.pop("models", None) or "").split(",") if m]
     key = None if found.pop("token", None) == "" else api_key

@@ -19,7 +19,7 @@ from homeport.demo.processes import Process, free_port
 from homeport.testing.postgres import EmbeddedPostgres
 from homeport_litellm.demo.configs import PASS_THROUGH_KEY, Stage, configuration
 
-__all__ = ["Fleet", "homeport_environment", "litellm_command", "postgres", "upstream"]
+__all__ = ["Fleet", "Proxy", "homeport_environment", "litellm_command", "own_folder", "postgres", "upstream"]
 
 # All else in the user's shell stays out: keys, proxies, databases, settings of LiteLLM and of homeport.
 _KEPT = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "PYTHONPATH", "VIRTUAL_ENV")
@@ -99,7 +99,7 @@ def _signals_held() -> Iterator[None]:
             signal.raise_signal(held[0])
 
 
-class _Proxy(Process):
+class Proxy(Process):
     """One stock LiteLLM; ``folder`` is its own and holds its configuration."""
 
     def __init__(self, command: str, folder: Path, environment: Mapping[str, str]) -> None:
@@ -109,9 +109,9 @@ class _Proxy(Process):
         self._env = {name: os.environ[name] for name in _KEPT if name in os.environ} | _LITELLM | dict(environment)
         self._folder = folder
 
-    def configure(self, stage: Stage, urls: Mapping[str, str]) -> None:
-        # JSON is YAML.
-        (self._folder / "config.yaml").write_text(json.dumps(configuration(stage, urls), indent=1))
+    def configure(self, configuration: Mapping[str, object]) -> None:
+        """Write what the next start reads."""
+        (self._folder / "config.yaml").write_text(json.dumps(configuration, indent=1))  # JSON is YAML
 
     def start(self) -> None:
         with self._log.open("wb") as log:
@@ -133,8 +133,8 @@ class Fleet:
     ) -> None:
         self._urls = urls
         base = {"OPENAI_API_BASE": urls["a"], "OPENAI_API_KEY": PASS_THROUGH_KEY}
-        self._proxies: Sequence[_Proxy] = [
-            _Proxy(command, _own(folder / f"proxy-{number}"), {**base, **(environment or {})}) for number in (1, 2)
+        self._proxies: Sequence[Proxy] = [
+            Proxy(command, own_folder(folder / f"proxy-{number}"), {**base, **(environment or {})}) for number in (1, 2)
         ]
 
     @contextmanager
@@ -143,7 +143,7 @@ class Fleet:
         with ExitStack() as stack:
             for proxy in self._proxies:
                 stack.callback(proxy.kill)
-                proxy.configure(stage, self._urls)
+                proxy.configure(configuration(stage, self._urls))
                 proxy.start()
             for proxy in self._proxies:
                 proxy.wait_ready(timeout=120)
@@ -159,7 +159,8 @@ def _lasting_port() -> int:
             return port
 
 
-def _own(folder: Path) -> Path:
+def own_folder(folder: Path) -> Path:
+    """``folder``, new, with the module of the demo's authentication in it."""
     folder.mkdir(parents=True)
     shutil.copy(Path(__file__).with_name("demo_auth.py"), folder)
     return folder
