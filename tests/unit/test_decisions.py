@@ -96,7 +96,10 @@ def test_unknown_encrypted_content_can_be_refused() -> None:
 def test_selectors_with_different_owners_are_refused() -> None:
     facts = {RESPONSE: of(A), ITEM: of(B)}
     for order in itertools.permutations(facts):
-        assert reason(decide(order, facts, BOTH, operation=Operation.CREATE, model=None, policy=MissPolicy())) is Reason.SELECTOR_CONFLICT
+        assert (
+            reason(decide(order, facts, BOTH, operation=Operation.CREATE, model=None, policy=MissPolicy()))
+            is Reason.SELECTOR_CONFLICT
+        )
 
 
 def test_an_owner_that_left_the_configuration_is_not_replaced_by_the_last_candidate() -> None:
@@ -134,11 +137,20 @@ def test_a_shared_owner_binds_the_tenant_but_not_the_route() -> None:
     shared = Upstream("s", "fs", shared=True)
     assert one(RESPONSE, of(shared), {"a": A, "s": shared}) == Pass()
     facts = {RESPONSE: of(shared), ITEM: of(A)}
-    assert decide([RESPONSE, ITEM], facts, {"a": A, "s": shared}, operation=Operation.CREATE, model=None, policy=MissPolicy()) == Pin(A)
+    assert decide(
+        [RESPONSE, ITEM], facts, {"a": A, "s": shared}, operation=Operation.CREATE, model=None, policy=MissPolicy()
+    ) == Pin(A)
 
 
 def test_the_known_owner_is_kept_for_mode_observe() -> None:
-    decision = decide([RESPONSE, ITEM], {RESPONSE: of(B), ITEM: Reason.MISSING}, BOTH, operation=Operation.CREATE, model=None, policy=MissPolicy())
+    decision = decide(
+        [RESPONSE, ITEM],
+        {RESPONSE: of(B), ITEM: Reason.MISSING},
+        BOTH,
+        operation=Operation.CREATE,
+        model=None,
+        policy=MissPolicy(),
+    )
     assert isinstance(decision, Reject)
     assert decision.known == B
 
@@ -148,4 +160,6 @@ def test_a_place_keeps_its_state_under_a_fingerprint_it_had_before() -> None:
     rotated = Upstream("b", "fb-new", former=("fb",))
     assert one(RESPONSE, of(B), {"a": A, "b": rotated}) == Pin(rotated)
     facts = {RESPONSE: of(B), ITEM: of(rotated)}
-    assert decide([RESPONSE, ITEM], facts, {"a": A, "b": rotated}, operation=Operation.CREATE, model=None, policy=MissPolicy()) == Pin(rotated)
+    assert decide(
+        [RESPONSE, ITEM], facts, {"a": A, "b": rotated}, operation=Operation.CREATE, model=None, policy=MissPolicy()
+    ) == Pin(rotated)
