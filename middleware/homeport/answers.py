@@ -8,7 +8,7 @@ import mmap
 import os
 import re
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from typing import IO, Any, Protocol
 
 from starlette.types import Message
@@ -23,6 +23,7 @@ from homeport.settings import Settings
 from homeport.sse import Event, blocks
 
 __all__ = [
+    "OF_BYTES",
     "Answer",
     "BufferedAnswer",
     "KeptAnswer",
@@ -30,6 +31,7 @@ __all__ = [
     "Recorder",
     "SniffedAnswer",
     "header_values",
+    "without",
 ]
 
 _BLOCK = 1 << 18
@@ -38,8 +40,19 @@ _KEPT_BYTES = 1 << 16
 _EARLY_BYTES = 1 << 16
 _MAX_DECODED = 1 << 30  # of a buffered answer, on disk: more is a bomb
 _JSON = (b"{", b"[", b"\xff", b"\xfe", b"\0")  # or what may be JSON in UTF-16, which nobody records
-# What describes the bytes as they came.
-_OF_BYTES = frozenset({b"content-length", b"content-encoding", b"etag", b"digest", b"content-digest", b"repr-digest"})
+OF_BYTES = frozenset(
+    {
+        b"content-length",
+        b"content-encoding",
+        b"transfer-encoding",
+        b"etag",
+        b"content-md5",
+        b"digest",
+        b"content-digest",
+        b"repr-digest",
+    }
+)
+"""Headers that describe the bytes as they came (RFC 9110 section 8, RFC 9530): untrue once those are rewritten."""
 _NO_SPACE = re.compile(rb"[^ \t\r\n\xef\xbb\xbf]")
 
 
@@ -220,6 +233,7 @@ class BufferedAnswer:
         self._shown = shown
         self._limit = settings.max_response_bytes
         self._max_event_bytes = settings.max_event_bytes
+        self._keep = settings.max_history_bytes if settings.history else 0
         self._head: Message = {}
         self._chunks: list[bytes | bytearray] = []
         self._size = 0
@@ -282,8 +296,8 @@ class BufferedAnswer:
             body = shown.response(self._decoded(stack))
         self.close()
         self._chunks, self._size = [body], len(body)
-        kept = [(k, v) for k, v in self._head.get("headers", ()) if k.lower() not in _OF_BYTES]
-        self._head = {**self._head, "headers": [*kept, (b"content-length", b"%d" % len(body))]}
+        self._head = without(self._head, OF_BYTES)
+        self._head["headers"].append((b"content-length", b"%d" % len(body)))
 
     def _observe(self) -> list[ObservedEvent] | None:
         """The facts of the body: of one object, or of the events of a stream that does not say that it is one.
@@ -301,7 +315,7 @@ class BufferedAnswer:
             keeps = self._recorder.keeps_content
             if seen is not None:
                 return [ObservedEvent(seen, True, 0, memoryview(bytes(view)) if keeps else None)]
-            return observe_stream(view, self._max_event_bytes, keep_views=keeps)
+            return observe_stream(view, self._max_event_bytes, keep_views=keeps, keep=self._keep)
 
     def _decoded(self, stack: contextlib.ExitStack) -> memoryview:
         """The body without its codings, valid as long as ``stack`` is open. Raises ``ValueError`` if it is corrupt."""
@@ -352,6 +366,11 @@ class BufferedAnswer:
 def header_values(message: Message, name: bytes) -> list[bytes]:
     """The values of the header ``name`` (lower case) in a response start message."""
     return [v for k, v in message.get("headers", ()) if k.lower() == name]
+
+
+def without(message: Message, names: Collection[bytes]) -> Message:
+    """A response start message without the headers ``names`` (lower case), in a list of its own."""
+    return {**message, "headers": [(k, v) for k, v in message.get("headers", ()) if k.lower() not in names]}
 
 
 def _mapped(file: IO[bytes], stack: contextlib.ExitStack) -> memoryview:

@@ -234,7 +234,8 @@ class _Composer:
         kept = self._referred.get(pointer.id or "")
         if kept is not None:
             item = Item(kept.item)
-            if self._travels(item, home=self._is_home(kept.fingerprint), output=True):
+            # Nothing else says what a compaction does, as its turn is not here.
+            if self._travels(item, home=self._is_home(kept.fingerprint), output=False):
                 self._append(item, self._renamed(item))
         elif pointer.kind == "reasoning":
             self._drop(pointer)

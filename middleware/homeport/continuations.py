@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from homeport.conversations import first_turn, new_conversation
 from homeport.entries import Addition, Head
 from homeport.errors import Rejected
 from homeport.exchange import Replayed
+from homeport.items import elements
 from homeport.keys import StateKey
 from homeport.leases import Lease
 from homeport.ledger import Ledger
@@ -21,11 +23,10 @@ from homeport.observation import ObservedEvent
 from homeport.operations import Operation
 from homeport.records import LIVE
 from homeport.rewriting import Shown, shell_of
-from homeport.strictjson import Invalid
 from homeport.turns import Turn
 from homeport.upstreams import Upstream
 
-__all__ = ["ADDED", "Body", "Continuation", "aside"]
+__all__ = ["ADDED", "Body", "Continuation", "aside", "output_of"]
 
 _T = TypeVar("_T")
 
@@ -43,13 +44,14 @@ class Body(msgspec.Struct):
 
     @classmethod
     def of(cls, body: bytes) -> Body:
+        """Raises ``RecursionError`` for one that is nested deeper than can be read here."""
         return _bodies.decode(body)
 
 
 _bodies = msgspec.json.Decoder(Body)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Continuation:
     """The part of one exchange in a history.
 
@@ -73,16 +75,20 @@ class Continuation:
     async def addition(self, event: ObservedEvent, owner: Upstream) -> Addition | None:
         """What the response adds, as it has ended, or, of an upstream that keeps it, as it has begun; else None."""
         size = len(self.body) + (0 if event.view is None else len(event.view))
-        return await aside(size, self._addition, event, owner)
+        addition = await aside(size, self._addition, event, owner)
+        if addition is None or self.lease is None:
+            return addition
+        return replace(addition, lease=await self.lease.last())
 
     def _addition(self, event: ObservedEvent, owner: Upstream) -> Addition | None:
         observed = event.observed
+        bounded = self.ledger.entries.bounded
         if self.ledger.operation is Operation.CONVERSATION_CREATE:
-            return Addition(_beginning(observed.created_at, self.body))
+            return Addition(bounded(_beginning(observed.created_at, self.body)))
         ended = observed.status in ADDED
         if not ended and (observed.status not in _ON_THE_WAY or not owner.stateful):
             return None
-        output = self._output(event) if ended else b"[]"
+        output = output_of(event) if ended else b"[]"
         first, self.turns = not self.turns, self.turns + 1
         turn = Turn(
             upstream=owner.name,
@@ -94,13 +100,14 @@ class Continuation:
         if turn.complete and output is not None:
             turn = self._filled(turn, event, output, held=not owner.stateful)
         elif first:
-            turn = msgspec.structs.replace(turn, given=self._given(held=False))
+            with contextlib.suppress(ValueError, RecursionError):
+                turn = msgspec.structs.replace(turn, given=self._given(held=False))
+        turn = bounded(turn)
         if self.ledger.operation is Operation.COMPACT:
             return Addition(turn)
         head = self.head if first or self.head is None else replace(self.head, revision=LIVE)
-        lease = None if self.lease is None else self.lease.key
-        items = () if owner.stateful or turn.too_large else tuple(ids_of(turn.given))
-        return Addition(turn, self.parent, self.after, head, lease, items)
+        items = () if owner.stateful or not turn.complete else tuple(ids_of(turn.given))
+        return Addition(turn, self.parent, self.after, head, items=items)
 
     @property
     def in_held(self) -> bool:
@@ -109,9 +116,7 @@ class Continuation:
 
     def written(self) -> None:
         """What :meth:`addition` gave is durable, and the lease gone with it."""
-        if self.lease is not None:
-            self.lease.gone()
-            self.lease = None
+        self.lease = None
 
     async def close(self) -> None:
         """The exchange is over; idempotent."""
@@ -126,9 +131,10 @@ class Continuation:
         shell = shell_of(event.view, self.shown) if held and event.view is not None else b""
         try:
             output = with_ids(output) if held or self.head is not None else output
-        except Invalid:
+            given = self._given(held=held)
+        except (ValueError, RecursionError):  # nested deeper than can be read here
             return msgspec.structs.replace(turn, complete=False)
-        return msgspec.structs.replace(turn, given=self._given(held=held), output=output, shell=shell)
+        return msgspec.structs.replace(turn, given=given, output=output, shell=shell)
 
     def _given(self, *, held: bool) -> bytes:
         if self.ledger.operation is Operation.COMPACT:
@@ -136,11 +142,19 @@ class Continuation:
         items = input_items(Body.of(self.body).input) if self.given is None else self.given
         return with_ids(items) if held or self.head is not None else items  # to be listed, they need one
 
-    def _output(self, event: ObservedEvent) -> bytes | None:
-        found = None if event.view is None else output_items(event.view)
-        if found in (None, b"[]") and event.items:
-            return b"[" + b",".join(event.items) + b"]"
+
+def output_of(event: ObservedEvent) -> bytes | None:
+    """The output of the response that ``event`` ends, as a JSON array of items; None if it is not known as a whole.
+
+    Some servers do not repeat at the end of a stream what was finished in it: an empty output is one only where nothing
+    else was seen.
+    """
+    found = None if event.view is None else output_items(event.view)
+    if found is not None and elements(found):
         return found
+    if not event.items:
+        return None if event.items is None else found
+    return output_items(b'{"output":[' + b",".join(event.items) + b"]}")
 
 
 def _beginning(created_at: int, body: bytes) -> Turn:

@@ -64,7 +64,7 @@ class MissPolicy:
                 return self.forward_item
             case Kind.CONTAINER:
                 return self.forward_container
-            case Kind.CLAIM | Kind.RESOURCE | Kind.INPUT | Kind.TURN | Kind.LEASE:
+            case Kind.CLAIM | Kind.RESOURCE | Kind.INPUT | Kind.TURN | Kind.NODE | Kind.LEASE:
                 return False  # never named by a request
 
 
@@ -123,18 +123,19 @@ def decide(
     """Decide one request. ``facts`` holds an entry for every selector; ``model`` is None if the request names none."""
     known = {s: f for s in selectors if isinstance(f := facts[s], Record)}
     replayable = operation in _REPLAYED
+    held = {s for s, f in known.items() if f.held or (replayable and _keeps_no_more(s, f, upstreams))}
     gone = {
         f.fingerprint: f
-        for f in known.values()
-        if policy.replay_lost and replayable and not f.held and _is_gone(f.fingerprint, upstreams)
+        for s, f in known.items()
+        if policy.replay_lost and replayable and s not in held and _is_gone(f.fingerprint, upstreams)
     }
-    owners = {f.fingerprint: f for f in known.values() if not f.held and f.fingerprint not in gone}
+    owners = {f.fingerprint: f for s, f in known.items() if s not in held and f.fingerprint not in gone}
     target = _target(owners, upstreams, model)
     for selector in selectors:
         fact = facts[selector]
         if isinstance(fact, Record):
             continue
-        if not policy.tolerates(selector, fact, single_upstream=len(upstreams) == 1):
+        if not policy.tolerates(selector, fact, single_upstream=_is_single(upstreams)):
             rejection = missing_state(
                 selector.kind, selector.id, fact, in_path=selector.in_path, injected=selector.injected
             )
@@ -143,14 +144,15 @@ def decide(
         return Serve()
     if isinstance(target, Rejection):
         return Reject(target)
-    lost = [s for s, f in known.items() if not f.held and f.fingerprint in gone]
+    lost = [s for s, f in known.items() if s not in held and f.fingerprint in gone]
     for selector in lost:
         if selector.kind not in _RECALLED:
             return Reject(_not_portable(selector.kind))
-    new = policy.history and holds_conversations(upstreams)
-    held = [s for s in selectors if _is_held(s, facts[s], new=new)]
+    if policy.history and holds_conversations(upstreams):  # conversations that are not known begin here
+        held |= {s for s in selectors if s.kind is Kind.CONVERSATION and s not in known}
     if held or lost:
-        return Replay(target, (*held, *lost), known[lost[0]] if lost else None)
+        recalled = tuple(s for s in selectors if s in held or s in lost)
+        return Replay(target, recalled, known[lost[0]] if lost else None)
     return Pass() if target is None else Pin(target)
 
 
@@ -159,9 +161,15 @@ def holds_conversations(upstreams: Mapping[str, Upstream]) -> bool:
     return any(not u.stateful for u in upstreams.values())
 
 
-def _is_held(selector: Selector, fact: Fact, *, new: bool) -> bool:
-    """Whether homeport holds what ``selector`` names, or is to: a ``new`` conversation, which begins here."""
-    return fact.held if isinstance(fact, Record) else new and selector.kind is Kind.CONVERSATION
+def _keeps_no_more(selector: Selector, record: Record, upstreams: Mapping[str, Upstream]) -> bool:
+    """Whether the place of ``record`` has been declared to keep no state, since this was made there."""
+    homes = [u for u in upstreams.values() if u.is_home_of(record.fingerprint)]
+    return selector.kind in _RECALLED and bool(homes) and not any(u.stateful for u in homes)
+
+
+def _is_single(upstreams: Mapping[str, Upstream]) -> bool:
+    """Whether there is one upstream, which can know what is not known here."""
+    return len(upstreams) == 1 and all(u.stateful for u in upstreams.values())
 
 
 def _is_gone(fingerprint: str, upstreams: Mapping[str, Upstream]) -> bool:

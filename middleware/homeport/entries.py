@@ -28,10 +28,11 @@ _NAMED_AS = {
     **dict.fromkeys((Kind.RESOURCE, Kind.INPUT, Kind.TURN), Kind.RESPONSE),
     Kind.LEASE: Kind.CONVERSATION,
 }
-# No ids: those hold no NUL.
-_GAP = "\0gap"
-_BEGINNING = "\0beginning\0"
-_ADDED = "\0added\0"
+# Turns of no response.
+_GAP = "gap"
+_BEGINNING = "beginning "
+_ADDED = "added "
+_OPENED = "opened "
 _HELD = frozenset({Kind.RESPONSE, Kind.CONVERSATION, Kind.ITEM})  # as far as an upstream keeps no state
 _MAX_ALIASES = 1024  # of a kind in one answer, the newest: a huge list must not be everybody's problem
 
@@ -122,13 +123,15 @@ class EntryMaker:
         pending: bool,
         background: bool = False,
         made: bool = False,
+        tracked: bool = False,
     ) -> Entry:
         """``pending``: its end has not been seen; without ``background``, it lives only as long as a cut stream."""
         short = pending and not background
         ttl = self._settings.pending_ttl if short else self._settings.ttl
         progress = Progress.PENDING if short else observed.progress
         life = 0.0 if short else ttl
-        record = Record(owner.name, owner.fingerprint, observed.status, background, life, held=not owner.stateful)
+        held = not owner.stateful
+        record = Record(owner.name, owner.fingerprint, observed.status, background, life, held, tracked and not held)
         return Entry(
             self.key(Kind.RESPONSE, opaque_id),
             Kind.RESPONSE,
@@ -142,7 +145,7 @@ class EntryMaker:
             former=_former(owner),
             made=made,
             claim=self.claim(Kind.RESPONSE, opaque_id, owner, ttl, progress),
-            sole=not owner.stateful,
+            sole=held,
         )
 
     def resource(self, opaque_id: str, resource: Resource, response: Entry) -> Entry:
@@ -183,11 +186,11 @@ class EntryMaker:
     @property
     def gap(self) -> StateKey:
         """Where a turn would stand that is not kept: no row ever has this key."""
-        return self._keys.state_key(Kind.TURN, _GAP)
+        return self._keys.state_key(Kind.NODE, _GAP)
 
     def turn(self, opaque_id: str, addition: Addition, response: Entry) -> Entry:
         """What the request added, beside ``response``; in a conversation it lives as long as that."""
-        turn = self._bounded(addition.turn)
+        turn = addition.turn
         key = self.key(Kind.TURN, opaque_id)
         progress = Progress.TERMINAL if turn.complete else Progress.QUEUED
         entry = self._beside(response, key, Kind.TURN, self._records(encode_turn, turn, key), progress)
@@ -197,7 +200,7 @@ class EntryMaker:
 
     def beginning(self, conversation_id: str) -> StateKey:
         """Where the first turn of a conversation of homeport's own is."""
-        return self._keys.state_key(Kind.TURN, f"{_BEGINNING}{conversation_id}")
+        return self._keys.state_key(Kind.NODE, f"{_BEGINNING}{conversation_id}")
 
     def first_turn(self, conversation_id: str, turn: Turn, revision: int | None = None) -> Entry:
         """What a conversation begins with; ``revision`` is what it must still be."""
@@ -205,8 +208,21 @@ class EntryMaker:
 
     def added_turn(self, conversation_id: str, turn: Turn) -> Entry:
         """Items at the end of a conversation, of no response."""
-        key = self._keys.state_key(Kind.TURN, f"{_ADDED}{secrets.token_hex(16)}")
+        key = self._keys.state_key(Kind.NODE, f"{_ADDED}{secrets.token_hex(16)}")
         return replace(self._own(key, turn), after=self.key(Kind.CONVERSATION, conversation_id), parent=self.gap)
+
+    def opened_turn(self, conversation_id: str, exchange: bytes) -> Entry:
+        """That a turn of ``exchange`` is on its way to the upstream of a conversation, at the end of that."""
+        entry = self._own(self._opened(exchange), Turn(complete=False))
+        after = self.key(Kind.CONVERSATION, conversation_id)
+        return replace(entry, progress=Progress.QUEUED, after=after, parent=self.gap)
+
+    def closed_turn(self, exchange: bytes) -> Entry:
+        """That it is known what has become of it: what it has added stands after this."""
+        return replace(self._own(self._opened(exchange), Turn()), only_known=True)
+
+    def _opened(self, exchange: bytes) -> StateKey:
+        return self._keys.state_key(Kind.NODE, f"{_OPENED}{exchange.hex()}")
 
     def changed_turn(self, link: Link, turn: Turn) -> Entry:
         """``link`` with other content."""
@@ -215,7 +231,7 @@ class EntryMaker:
         return replace(entry, owner=turn.fingerprint.encode()) if turn.fingerprint else entry
 
     def _own(self, key: StateKey, turn: Turn) -> Entry:
-        record, *older = self._records(encode_turn, self._bounded(turn), key)
+        record, *older = self._records(encode_turn, self.bounded(turn), key)
         entry = Entry(key, Kind.TURN, HOME.fingerprint.encode(), record, ttl=None, tombstone_ttl=0.0)
         return replace(entry, older_records=tuple(older)) if older else entry
 
@@ -228,7 +244,8 @@ class EntryMaker:
         """``content`` sealed for each place where the row ``key`` may be, as secrets are rotated."""
         return [encode(content, StateKey(digest), self._sealer) for digest in key.all]
 
-    def _bounded(self, turn: Turn) -> Turn:
+    def bounded(self, turn: Turn) -> Turn:
+        """``turn``, without its content if that is more than could be replayed."""
         if len(turn.given) + len(turn.output) + len(turn.shell) <= self._settings.max_history_bytes:
             return turn
         return replace(turn, given=b"[]", output=b"[]", shell=b"", too_large=True)
@@ -266,11 +283,17 @@ class EntryMaker:
     ) -> Entry:
         """``turn`` is the digest of the turn that an item stands in, ``parent`` the last turn of a conversation."""
         held = not owner.stateful and kind in _HELD
+        if held:
+            owner = HOME  # several upstreams may have a part in what is held
+        tracked = parent is not None and parent != self.gap and not held
+        life = ttl or 0.0
+        record = Record(owner.name, owner.fingerprint, ttl=life, held=held, tracked=tracked, turn=turn)
+        clash = encode_record(replace(record, turn=b"")) if turn else None
         return Entry(
             self.key(kind, opaque_id),
             kind,
             owner.fingerprint.encode(),
-            encode_record(Record(owner.name, owner.fingerprint, ttl=ttl or 0.0, held=held, turn=turn)),
+            encode_record(record),
             ttl=ttl,
             tombstone_ttl=self._settings.tombstone_ttl,
             counted=counted,
@@ -279,6 +302,7 @@ class EntryMaker:
             claim=self.claim(kind, opaque_id, owner, ttl, Progress.TERMINAL),
             learned=learned,
             parent=parent,
+            clash=clash,
         )
 
     def items(self, ids: list[str], owner: Upstream, ttl: float | None, turn: Entry | None) -> list[Entry]:

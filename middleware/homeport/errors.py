@@ -419,7 +419,7 @@ def missing_state(kind: Kind, opaque_id: str, reason: Reason, *, in_path: bool, 
             )
         case Kind.CONVERSATION:
             return Rejection(reason, 404, None, f"Conversation with id '{opaque_id}' {gone}.")
-        case Kind.CONTAINER | Kind.CLAIM | Kind.RESOURCE | Kind.INPUT | Kind.TURN | Kind.LEASE:
+        case Kind.CONTAINER | Kind.CLAIM | Kind.RESOURCE | Kind.INPUT | Kind.TURN | Kind.NODE | Kind.LEASE:
             return Rejection(reason, 404, None, f"Container with id '{opaque_id}' {gone}.")
         case Kind.ENCRYPTED:
             return Rejection(

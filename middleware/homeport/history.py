@@ -5,14 +5,15 @@ Read only where an upstream cannot continue by itself: because it keeps no state
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from homeport import telemetry
-from homeport.canonical import Composition, Kept, Unportable, compose, input_items, items_by_id, output_items
-from homeport.continuations import ADDED, Body, Continuation, aside
+from homeport.canonical import Composition, Kept, Unportable, compose, input_items, items_by_id
+from homeport.continuations import ADDED, Body, Continuation, aside, output_of
 from homeport.decisions import Replay
 from homeport.entries import Head
 from homeport.errors import Reason, Rejected, reject
@@ -41,6 +42,7 @@ _logger = logging.getLogger("homeport")
 
 _ADDING = frozenset({Operation.CREATE, Operation.COMPACT, Operation.CONVERSATION_CREATE})
 
+_NO_BACKGROUND = "A turn of a conversation that this gateway holds cannot be made in the background."
 _COMPARED = "the prompt cache of a response cannot be compared where its upstream keeps none"
 
 
@@ -53,12 +55,18 @@ class History:
         self._sealer = sealer
 
     def begin(self, ledger: Ledger, body: bytes) -> Continuation | None:
-        """For a request that goes as it is: nothing is read. None where nothing will be added."""
+        """For a request that goes as it is; nothing is read. None where nothing will be added.
+
+        Raises :class:`Rejected` for what is nested deeper than can be read.
+        """
         if ledger.operation not in _ADDING or ledger.request.store is False:
             return None
         continuation = Continuation(ledger, body)
-        if ledger.operation is Operation.CREATE:
-            self._follow(continuation)
+        try:
+            if ledger.operation is Operation.CREATE:
+                self._follow(continuation)
+        except RecursionError:
+            raise Rejected.because(Reason.INVALID_JSON) from None
         return continuation
 
     @staticmethod
@@ -78,6 +86,9 @@ class History:
         continuation = Continuation(ledger, body)
         try:
             await self._recall(continuation, decision, upstreams)
+        except RecursionError:
+            await continuation.close()
+            raise Rejected.because(Reason.INVALID_JSON) from None
         except BaseException:
             await continuation.close()
             raise
@@ -87,7 +98,7 @@ class History:
         """Add to the turn of a background response what it has answered, as somebody sees it; best effort."""
         selector = next((s for s in ledger.request.selectors if s.in_path and s.kind is Kind.RESPONSE), None)
         record = None if selector is None else ledger.facts.get(selector)
-        output = None if event.view is None or event.observed.status not in ADDED else output_items(event.view)
+        output = output_of(event) if event.observed.status in ADDED else None
         if selector is None or output is None or not isinstance(record, Record) or not record.background:
             return
         key = ledger.key(Kind.TURN, selector.id)
@@ -134,6 +145,8 @@ class History:
 
     async def _conversation(self, c: Continuation, conversation: Selector) -> list[Turn]:
         ledger = c.ledger
+        if ledger.request.background:
+            raise Rejected(reject(Reason.UNSUPPORTED_OPERATION, message=_NO_BACKGROUND))
         if self._settings.conversation_policy == "reject" and ledger.operation is Operation.CREATE:
             c.lease = await Lease.take(self._state, self._settings, ledger, conversation.id)
         fact = ledger.facts[conversation]
@@ -178,6 +191,12 @@ class History:
 
     def _decoded(self, records: Sequence[tuple[bytes, bytes]]) -> list[Turn]:
         return [self.decoded(record, [digest]) for record, digest in records]
+
+    async def forget(self, conversation: StateKey) -> None:
+        """Delete the turns of a conversation that its upstream has deleted; best effort."""
+        with contextlib.suppress(StoreUnavailable):
+            for link in reversed((await self.links(conversation))[1:]):
+                await self._state.delete(StateKey(link.digest))
 
     async def links(self, start: StateKey) -> list[Link]:
         """A row and all before it, however many, as far as they are there. Raises :class:`StoreUnavailable`."""
@@ -241,7 +260,7 @@ class History:
         size = len(given) + sum(len(turn.given) + len(turn.output) for turn in turns)
         if size > self._settings.max_history_bytes:
             raise Rejected.because(Reason.HISTORY_TOO_LARGE)
-        places = candidates(turns, decision, [u for u in upstreams if not (u.paused or u.lost)])
+        places = candidates(turns, referred, decision, [u for u in upstreams if not (u.paused or u.lost)])
         try:
             return await aside(size, best, turns, given, referred, places)
         except Unportable as error:

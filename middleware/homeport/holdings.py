@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.types import Scope
 
 from homeport import conversations as api
 from homeport.canonical import ids_of, with_ids
+from homeport.continuations import aside
 from homeport.entries import Head
 from homeport.errors import Reason, Rejected, Rejection, Reply, missing_state, reject, reply
 from homeport.history import History
@@ -131,16 +133,17 @@ class _Request:
 
     async def delete(self) -> bytes:
         async with self._alone():
-            chain = await self._history.links(self._ledger.key(Kind.CONVERSATION, self._id))
-            await self._state.delete(self._ledger.key(Kind.CONVERSATION, self._id))
-            await self._state.delete(self._ledger.entries.beginning(self._id))
-            for link in chain[1:]:
+            # What is in it first, and of that the oldest, so that one that could not be finished can be repeated.
+            for link in reversed((await self._history.links(self._ledger.key(Kind.CONVERSATION, self._id)))[1:]):
                 await self._state.delete(StateKey(link.digest))
+            await self._state.delete(self._ledger.entries.beginning(self._id))
+            await self._state.delete(self._ledger.key(Kind.CONVERSATION, self._id))
         return api.conversation_deleted(self._id)
 
     async def add_items(self) -> bytes:
         items = with_ids(await self._resolved(api.new_items(self._body)))
         async with self._alone():
+            await self._turns()  # no more than could be replayed
             entries = self._ledger.entries
             node = entries.added_turn(self._id, Turn(given=items))
             named = entries.items(ids_of(items), HOME, None, node)
@@ -148,19 +151,24 @@ class _Request:
         return api.added_list(items)
 
     async def list_items(self) -> bytes:
-        return api.item_list([turn for _, turn in await self._turns()], self._query)
+        return await self._listed(api.item_list, self._query)
 
     async def item(self) -> bytes:
-        return api.item_object([turn for _, turn in await self._turns()], self._item)
+        return await self._listed(api.item_object, self._item)
 
     async def delete_item(self) -> bytes:
         async with self._alone():
             turns = await self._turns()
-            place, changed = api.without_item([turn for _, turn in turns], self._item)
+            size = sum(len(turn.given) + len(turn.output) for _, turn in turns)
+            place, changed = await aside(size, api.without_item, [turn for _, turn in turns], self._item)
             link = turns[place][0]
             await self._ledger.hold([self._ledger.entries.changed_turn(link, changed)])
             await self._state.delete(self._ledger.key(Kind.ITEM, self._item))
         return api.conversation_object(self._id, (await self._first()).turn)
+
+    async def _listed(self, show: Callable[[Sequence[Turn], Any], bytes], asked: Any) -> bytes:
+        turns = [turn for _, turn in await self._turns()]
+        return await aside(sum(len(t.given) + len(t.output) for t in turns), show, turns, asked)
 
     async def _turns(self) -> list[tuple[Link, Turn]]:
         """The turns of the conversation, the oldest first."""

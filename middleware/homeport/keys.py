@@ -37,6 +37,8 @@ class Kind(StrEnum):
     """The items that a response was given."""
     TURN = "turn"
     """What one request added to a history (``homeport.turns``)."""
+    NODE = "node"
+    """A turn of no response; the name of no row's kind."""
     LEASE = "lease"
     """That an exchange is at work on a conversation."""
 

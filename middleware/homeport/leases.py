@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import os
 
+from msgspec.structs import replace
+
 from homeport.errors import Reason, Rejected
 from homeport.keys import StateKey
 from homeport.ledger import Ledger
@@ -49,31 +51,31 @@ class Lease:
         lease._renewing = asyncio.create_task(lease._renew(settings.conversation_lease / 3))
         return lease
 
-    @property
-    def key(self) -> StateKey:
-        """For the write that moves the conversation on and removes the lease with that."""
+    async def last(self) -> StateKey:
+        """Its key, for the write that moves the conversation on and removes it; it is not prolonged any more."""
+        await self._stop()
         return self._entry.key
-
-    def gone(self) -> None:
-        """It has been removed."""
-        if self._renewing is not None:
-            self._renewing.cancel()
 
     async def release(self) -> None:
         """Let others have the conversation, if nothing has yet; best effort, for it expires."""
+        await self._stop()
+        with contextlib.suppress(Conflict, StaleRevision, StoreUnavailable, CapacityExceeded):
+            await self._write(entries=())
+
+    async def _stop(self) -> None:
         renewing, self._renewing = self._renewing, None
         if renewing is not None:
             renewing.cancel()
             await asyncio.wait({renewing})
-        with contextlib.suppress(Conflict, StaleRevision, StoreUnavailable, CapacityExceeded):
-            await self._write(entries=())
 
     async def _renew(self, interval: float) -> None:
+        # A renewal that is under way when it is stopped goes on: it must not bring back what has been removed.
+        longer = replace(self._entry, only_known=True)
         while True:
             await asyncio.sleep(interval)
             # One that was lost all the same is noticed at the end, when the conversation has moved on.
             with contextlib.suppress(Conflict, StaleRevision, StoreUnavailable, CapacityExceeded):
-                await self._write(entries=(self._entry,))
+                await self._write(entries=(longer,))
 
     async def _write(self, *, entries: tuple[Entry, ...]) -> None:
         """Write the lease, or remove it."""

@@ -25,7 +25,7 @@ from homeport.stores.base import CapacityExceeded, Found, StoreUnavailable
 from homeport.turns import Turn
 from homeport.upstreams import HOME, Upstream
 
-__all__ = ["Ledger", "Then"]
+__all__ = ["FAILED", "Ledger", "Then"]
 
 Then: TypeAlias = Callable[[], None]
 
@@ -47,7 +47,7 @@ _OBSERVED = (
         Operation.CONTAINER_DELETE,
     }
 )
-_FAILED = ("failed", "cancelled")
+FAILED = ("failed", "cancelled")
 _BEST_EFFORT_TIMEOUT = 1.0  # seconds; a read is not held longer for what it happens to show
 _IN_HELD = frozenset({Kind.TURN, Kind.ITEM})
 _OF_RESPONSES = frozenset({Kind.RESPONSE, Kind.RESOURCE, Kind.INPUT, Kind.TURN})
@@ -72,6 +72,7 @@ class Ledger:
         self._exchange = os.urandom(16)
         self._pending: dict[str, tuple[StateKey, ...]] = {}
         self._beside: dict[str, tuple[StateKey, ...]] = {}
+        self._opened = False  # a turn in a conversation of an upstream's
         self.facts: Mapping[Selector, Fact] = {}
 
     @property
@@ -191,7 +192,9 @@ class Ledger:
         entries: list[Entry] = []
         turn: Entry | None = None
         if keeps and observed.id is not None:
-            entries += self._response(observed.id, observed, owner, content, pending=False)
+            entries += self._response(
+                observed.id, observed, owner, content, pending=False, tracked=addition is not None
+            )
             if addition is not None:
                 turn = self._entries.turn(observed.id, addition, entries[0])
                 entries.append(turn)
@@ -210,6 +213,8 @@ class Ledger:
             entries += self._entries.aliases(Kind.CONTAINER, observed.containers, owner, self._settings.ttl)
         entries += self._entries.aliases(Kind.ENCRYPTED, observed.encrypted, owner, self._settings.encrypted_ttl)
         forget = () if keeps or observed.id is None else self._pending.pop(observed.id, ())
+        if addition is not None or observed.over:
+            entries += self._closed()
         release = () if addition is None or addition.lease is None else (addition.lease,)
         advanced = await self._commit_with(owner, entries, head, forget=forget, release=release, then=then)
         if not keeps and observed.id is not None:
@@ -312,10 +317,9 @@ class Ledger:
         """
         beside: tuple[Kind, ...] = ()
         if selector.kind is Kind.RESPONSE:
-            beside = (
-                *((Kind.RESOURCE, Kind.INPUT) if content else ()),
-                *((Kind.TURN,) if self._settings.history else ()),
-            )
+            record = self.facts.get(selector)
+            kept = self._settings.history or (isinstance(record, Record) and record.tracked)
+            beside = (*((Kind.RESOURCE, Kind.INPUT) if content else ()), *((Kind.TURN,) if kept else ()))
         for kind in (selector.kind, *beside):
             key = self.key(kind, selector.id)
             with contextlib.suppress(StoreUnavailable):
@@ -329,37 +333,62 @@ class Ledger:
 
     def _gap(self, observed: Observed) -> StateKey | None:
         """What a conversation of the upstream's stands on, after a response that is in it and not kept here."""
-        outside = not self._settings.history or observed.status in _FAILED
-        return None if outside else self._entries.gap
+        return None if observed.status in FAILED else self._entries.gap
 
-    async def gap(self, selector: Selector) -> None:
-        """Note, before its upstream changes a conversation by itself, that no history of it is whole from now on.
+    async def change(self, selector: Selector) -> None:
+        """Note, before its upstream changes a conversation, that a history of it is not whole until it is known how.
 
-        Raises :class:`Rejected` with STORE_UNAVAILABLE.
+        Where that is a turn of this exchange, it will be. Raises :class:`Rejected`: with STORE_UNAVAILABLE, or
+        CONVERSATION_LOCKED if another replica has moved it.
         """
         record = self.facts.get(selector)
-        if not isinstance(record, Record):
+        if not isinstance(record, Record) or not (self._settings.history or record.tracked):
             return
         owner = Upstream(record.upstream, record.fingerprint)
-        alias = self._entries.alias(
-            Kind.CONVERSATION, selector.id, owner, ttl=None, counted=True, parent=self._entries.gap
-        )
+        opened = []
+        if self._settings.history and self.operation is Operation.CREATE:
+            opened.append(self._entries.opened_turn(selector.id, self._exchange))
+        parent = opened[0].key if opened else self._entries.gap
+        alias = self._entries.alias(Kind.CONVERSATION, selector.id, owner, ttl=None, counted=True, parent=parent)
         try:
-            await self._commit(owner, [alias])
-        except Rejected:
-            raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
+            await self._commit(owner, [*opened, alias])
+        except Rejected as rejected:
+            if rejected.rejection.reason is not Reason.OWNER_CONFLICT:
+                raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
+            self._state.forget(alias.key)  # it has moved since it was looked at
+            raise Rejected.because(Reason.CONVERSATION_LOCKED) from None
+        self._opened = bool(opened)
+
+    async def changed_nothing(self) -> None:
+        """The upstream has refused the turn, best effort."""
+        if self._opened:
+            with contextlib.suppress(Rejected):
+                await self._commit(HOME, self._closed())
+
+    def _closed(self) -> list[Entry]:
+        opened, self._opened = self._opened, False
+        return [self._entries.closed_turn(self._exchange)] if opened else []
 
     def _conversation(self, observed: Observed) -> str | None:
         named = self.request.first(Kind.CONVERSATION)
         return observed.conversation or (named.id if named is not None else None)
 
     def _response(
-        self, opaque_id: str, observed: Observed, owner: Upstream, content: Content | None, *, pending: bool
+        self,
+        opaque_id: str,
+        observed: Observed,
+        owner: Upstream,
+        content: Content | None,
+        *,
+        pending: bool,
+        tracked: bool = False,
     ) -> list[Entry]:
         background = observed.background or self.request.background
         # What this exchange has shown already is no news to it: it may have been deleted since.
         made = self.creates and opaque_id not in self._pending
-        response = self._entries.response(opaque_id, observed, owner, pending=pending, background=background, made=made)
+        response = self._entries.response(
+            opaque_id, observed, owner, pending=pending, background=background, made=made, tracked=tracked
+        )
         if content is None:
             return [response]
         return [response, *self._entries.content(opaque_id, observed, owner, content, response)]

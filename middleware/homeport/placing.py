@@ -27,13 +27,15 @@ class Placed:
     target: Upstream | None
 
 
-def candidates(turns: Sequence[Turn], decision: Replay, upstreams: Sequence[Upstream]) -> list[Place]:
+def candidates(
+    turns: Sequence[Turn], referred: Mapping[str, Kept], decision: Replay, upstreams: Sequence[Upstream]
+) -> list[Place]:
     """The places for a request: its pin; or any of ``upstreams``, else one that has made a part of what was before."""
     if decision.upstream is not None:
         return [Place(decision.upstream, decision.upstream.takes)]
     limits = [u.takes for u in upstreams if u.takes is not None]
     anywhere = Place(None, frozenset.intersection(*limits) if limits else None)
-    made = dict.fromkeys(turn.fingerprint for turn in reversed(turns))
+    made = dict.fromkeys([*(turn.fingerprint for turn in reversed(turns)), *(k.fingerprint for k in referred.values())])
     makers = [Place(u, u.takes) for f in made for u in upstreams if u.is_home_of(f)]
     return [anywhere, *makers]
 

@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from homeport.continuations import Continuation
-from homeport.entries import Content
+from homeport.entries import Addition, Content
 from homeport.errors import Reason, Rejected, Rejection, reject, stale_conversation
 from homeport.facts import Observed
 from homeport.gate import Gate
-from homeport.ledger import Ledger, Then
+from homeport.ledger import FAILED, Ledger, Then
 from homeport.observation import ObservedEvent
 from homeport.port import ExchangePort
 from homeport.sse import Event
-from homeport.upstreams import Upstream
+from homeport.upstreams import HOME, Upstream
 from homeport.witness import Witness
 
 __all__ = ["Recording"]
@@ -23,6 +23,10 @@ __all__ = ["Recording"]
 _logger = logging.getLogger("homeport")
 
 _Write: TypeAlias = Callable[[Upstream, Content | None, Then | None], Awaitable[None]]
+
+
+def _over(_: object) -> None:
+    pass
 
 
 class Recording:
@@ -45,9 +49,14 @@ class Recording:
         self.witness: Witness | None = None
 
     async def close(self) -> None:
-        """Nothing more comes of the exchange."""
-        if self.continuation is not None:
-            await self.continuation.close()
+        """Nothing more comes of the exchange: let go of it, and of who is called.
+
+        Without it what a client has sent would stay in memory until the collector comes for the cycle.
+        """
+        continuation, self.continuation = self.continuation, None
+        self._refuse = self._count = _over
+        if continuation is not None:
+            await continuation.close()
 
     # What an answer tells
 
@@ -98,10 +107,12 @@ class Recording:
 
     async def _record(self, write: _Write, event: ObservedEvent) -> None:
         observed = event.observed
-        if observed.empty:
+        if observed.empty and not self._must_add(event, None):
             return
         try:
             owner = self._port.owner(observed.id)
+            if self._holds(observed, owner):
+                owner = HOME
             if owner is None or not (owner.stateful or self.continuation):
                 self._count("not_owned")
                 return
@@ -118,10 +129,12 @@ class Recording:
     ) -> None:
         continuation = self.continuation
         addition = None if continuation is None else await continuation.addition(event, owner)
+        in_held = continuation is not None and continuation.in_held
+        if self._must_add(event, addition):
+            raise Rejected.because(Reason.COMMIT_FAILED)
         if addition is None and not owner.stateful:
             self._count("not_owned")  # it failed: there is nothing in it to be continued
             return
-        in_held = continuation is not None and continuation.in_held
         advanced = await ledger.final(event.observed, owner, content, then, addition, in_held=in_held)
         if addition is not None and continuation is not None:
             continuation.written()
@@ -137,6 +150,22 @@ class Recording:
         content = None if pin is None else self._content(event, pin)
         then = None if pin is None or content is None else self._witnessing(event, pin)
         await ledger.seen(event.observed, pin, content, then)
+
+    def _holds(self, observed: Observed, owner: Upstream | None) -> bool:
+        """Whether homeport itself holds the response, as its upstream does not, for the conversation that it is in."""
+        wanted = self._port.request.store is not False
+        unkept = owner is None or (owner.stateful and observed.store is False)
+        return wanted and unkept and self.continuation is not None and self.continuation.in_held
+
+    def _must_add(self, event: ObservedEvent, addition: Addition | None) -> bool:
+        """Whether the client has asked for a turn of a conversation, which is not in ``addition``.
+
+        The next turn would go without it, and nobody would have been told.
+        """
+        observed, continuation = event.observed, self.continuation
+        if continuation is None or not continuation.in_held or not event.terminal or observed.status in FAILED:
+            return False
+        return observed.id is None or addition is None or not addition.turn.whole
 
     def _content(self, event: ObservedEvent, owner: Upstream) -> Content | None:
         """What is to be kept of a response beside who owns it, if an integration asks for that."""

@@ -78,8 +78,9 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """The opaque part of a row. Fields are only ever added, with defaults, so older replicas can read newer rows.
 
     ``ttl`` is the life in seconds that a read may give it again (``HOMEPORT_REFRESH_ON_READ``), 0 for none. ``held``:
-    the upstream keeps nothing of it, homeport holds its content and replays it. ``turn`` is the digest of the turn that
-    an item of such a response stands in.
+    the upstream keeps nothing of it, homeport holds its content and replays it. ``tracked``: the upstream keeps it, and
+    homeport a history beside it. ``turn`` is the digest of the turn that an item stands in, empty where it is not kept,
+    or where two items have the same id.
     """
 
     upstream: str
@@ -88,6 +89,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     background: bool = False
     ttl: float = 0.0
     held: bool = False
+    tracked: bool = False
     turn: bytes = b""
 
 
@@ -133,6 +135,8 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     a row whose parent, if it has one, becomes this one's instead: who appends to a conversation need not read it. It
     counts where the row begins; a later write of the same row could otherwise make it stand on what stands on it.
 
+    ``clash`` is the record for both where the row has another one: what it says would be as good for this as for that.
+
     ``older_records`` is what stands for ``record`` where the row has one of ``key.older``, in their order, for content
     that is sealed for its row; without them ``record`` does.
     """
@@ -156,6 +160,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     parent: StateKey | None = None
     after: StateKey | None = None
     older_records: tuple[bytes, ...] = ()
+    clash: bytes | None = None
 
     def has_owner(self, owner: bytes) -> bool:
         return owner == self.owner or owner in self.former

@@ -18,7 +18,7 @@ from homeport.exchange import Adopt, Exchange, exchange_scope
 from homeport.gate import Gate
 from homeport.history import rewritten
 from homeport.intake import ClientGone, Intake
-from homeport.keys import Tenant
+from homeport.keys import Kind, Tenant
 from homeport.ledger import Ledger
 from homeport.operations import Match, Operation
 from homeport.outlet import Cut, Outlet, Progress
@@ -33,8 +33,8 @@ __all__ = ["Responder"]
 
 _ALONE = "This gateway answers the operation from the request alone: it cannot take stored state into account."
 
-_CHANGING = frozenset({Operation.ITEMS_CREATE, Operation.ITEM_DELETE, Operation.CONVERSATION_OTHER})
-"""What an upstream changes in a conversation of its own, of which no turn tells."""
+_CHANGING = frozenset({Operation.CREATE, Operation.ITEMS_CREATE, Operation.ITEM_DELETE, Operation.CONVERSATION_OTHER})
+"""What changes a conversation of an upstream's."""
 
 _WITNESSED = frozenset({Operation.CREATE, Operation.COMPACT, Operation.RETRIEVE, Operation.CANCEL, Operation.DELETE})
 
@@ -186,12 +186,10 @@ class Responder:
 
     async def _go_on(self, ledger: Ledger) -> None:
         """Let the app have the request as it is. Raises :class:`Rejected`."""
-        history = self._gate.history
-        if history is None:
-            return
-        self._recording.continuation = history.begin(ledger, self._body)
-        if ledger.operation in _CHANGING and self._path:
-            await ledger.gap(self._path[0])
+        if self._gate.history is not None:
+            self._recording.continuation = self._gate.history.begin(ledger, self._body)
+        if ledger.operation in _CHANGING and (conversation := ledger.request.first(Kind.CONVERSATION)) is not None:
+            await ledger.change(conversation)
 
     async def _held(self, ledger: Ledger) -> Rejection:
         """The answer with what homeport itself holds, or makes. Raises :class:`Rejected`."""
@@ -237,8 +235,8 @@ class Responder:
             if self._asks and ledger is not None and may_be_answered(message["status"]):
                 raise Rejected(await self._held(ledger))  # noqa: TRY301 - as what is told here is
             self._answer = self._begin(message)
-            if ledger is not None and ledger.deletes and 200 <= message["status"] < 300:
-                await ledger.deleted(self._port.request.selectors[0], content=self._recording.watched)
+            if ledger is not None:
+                await self._note_status(ledger, message["status"])
         except Rejected as rejected:
             self._count(rejected.rejection.reason.value)
             await self._outlet.reject(rejected.rejection)
@@ -246,6 +244,16 @@ class Responder:
                 self._outlet.end_app(0)  # nobody will see what it still does, and a provider may be paid for it
             return
         await self._answer.start(self._gate.without_report(message))
+
+    async def _note_status(self, ledger: Ledger, status: int) -> None:
+        """What the status alone says: that something is gone, or that there will be no turn."""
+        if ledger.deletes and 200 <= status < 300:
+            selector = self._port.request.selectors[0]
+            if self._gate.history is not None and selector.kind is Kind.CONVERSATION:
+                await self._gate.history.forget(ledger.key(Kind.CONVERSATION, selector.id))
+            await ledger.deleted(selector, content=self._recording.watched)
+        elif 400 <= status < 500:
+            await ledger.changed_nothing()
 
     def _begin(self, message: Message) -> Answer:
         """Choose how this response is answered. Raises :class:`Rejected` for one that may not reach the client."""

@@ -151,6 +151,8 @@ def _settle_entry(row: Row | None, entry: Entry, write: Write) -> Change | None:
 
 def _settle_dead(row: Row, entry: Entry, write: Write) -> Replace | None:
     """What is in its place has expired, or was deleted."""
+    if entry.kind is Kind.TURN and entry.sole:
+        return None  # what stood on the old one would stand on this
     deleted = row.state is RowState.DELETED
     if deleted and entry.has_owner(row.owner) and not _newer_after_delete(row, entry, write):
         if entry.expected_revision:
@@ -179,8 +181,12 @@ def _settle_owned(row: Row, entry: Entry) -> Insert | Replace | None:
         entry = msgspec.structs.replace(entry, generation=row.generation)
         return Replace(row.digest, entry, row.revision + 1, _longer(row.remaining, entry.ttl))
     if entry.kind not in (Kind.RESPONSE, Kind.RESOURCE, Kind.TURN):
-        # Aliases, claims and leases: only a longer life is news, or that they are no longer pending.
+        # Aliases, claims and leases: only a longer life is news, or that they are no longer pending, or ambiguous.
         longer = _longer(row.remaining, entry.ttl)
+        if entry.clash is not None and row.record != entry.record:
+            if row.record == entry.clash and longer == row.remaining:
+                return None
+            return Replace(row.digest, msgspec.structs.replace(entry, record=entry.clash), row.revision + 1, longer)
         if longer == row.remaining and entry.progress <= row.progress:
             return None
         if entry.progress < row.progress:

@@ -19,7 +19,7 @@ from homeport import telemetry
 from homeport.decisions import Fact
 from homeport.errors import Reason
 from homeport.keys import Digests, Keyring, Kind, StateKey
-from homeport.records import Entry, Progress, Record, UnreadableRecord, Write, decode_record, progress_of
+from homeport.records import Progress, Record, UnreadableRecord, Write, decode_record, progress_of
 from homeport.settings import Settings
 from homeport.stores.base import (
     CapacityExceeded,
@@ -82,6 +82,7 @@ class State:
         self._verified = False
         self._opened = False
         self._opening = asyncio.Lock()
+        self._chains = asyncio.Semaphore(max(1, settings.pool_size - 2))
         self._touches: dict[float, set[StateKey]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._probe: asyncio.Task[None] | None = None
@@ -168,6 +169,10 @@ class State:
 
     async def load_chain(self, start: StateKey) -> Chain:
         """A row and those before it, within the bounds of a history. Raises :class:`StoreUnavailable`."""
+        async with self._chains:  # the others' lookups do not wait for very long ones
+            return await self._load_chain(start)
+
+    async def _load_chain(self, start: StateKey) -> Chain:
         settings = self._settings
         links, size = settings.max_history_turns + _AROUND, settings.max_history_bytes
         return await self._timed(
@@ -183,6 +188,10 @@ class State:
     def knows(self, key: StateKey) -> bool:
         """Whether the owner of ``key`` is cached."""
         return key.current in self._cache
+
+    def forget(self, key: StateKey) -> None:
+        """What is cached of ``key`` has turned out to be old."""
+        self._cache.pop(key.current, None)
 
     def require_healthy(self) -> None:
         """Refuse what could not be recorded; raises :class:`StoreUnavailable` while the store is known to be down."""
@@ -243,18 +252,16 @@ class State:
         if epoch == self._epoch:
             for entry in write.entries:
                 # Not where a tombstone has outlived the write; and content says nothing of owners.
-                if entry.key.current in revisions and entry.kind not in _CONTENT and self._says(owner, entry):
-                    self._remember(entry.key, owner, entry.ttl)
+                if entry.key.current in revisions and entry.kind not in _CONTENT:
+                    if entry.kind is Kind.ITEM and self._settings.history:
+                        self._cache.pop(entry.key.current, None)  # another item may have had the id
+                        continue
+                    precise = entry.kind is Kind.CONVERSATION  # it may belong to another one than the response in it
+                    self._remember(entry.key, decode_record(entry.record) if precise else owner, entry.ttl)
         for key in write.forget:
             self._cache.pop(key.current, None)
         if then is not None:
             then()
-
-    def _says(self, owner: Record, entry: Entry) -> bool:
-        """Whether ``owner`` is all that the record of ``entry`` says: not of what a history holds in another way."""
-        if entry.kind is Kind.ITEM:
-            return not self._settings.history
-        return entry.owner == owner.fingerprint.encode()
 
     async def _delete(self, key: StateKey) -> None:
         ttl = self._settings.tombstone_ttl

@@ -32,6 +32,11 @@ class Turn(msgspec.Struct, frozen=True, omit_defaults=True):
     too_large: bool = False
     moved_from: str = ""
 
+    @property
+    def whole(self) -> bool:
+        """Whether it can be replayed."""
+        return self.complete and not self.too_large
+
     def __repr__(self) -> str:  # content is in no log
         return f"Turn(complete={self.complete}, too_large={self.too_large})"
 

@@ -258,6 +258,64 @@ def test_a_stream_that_is_read_as_a_whole_says_the_same() -> None:
     ]
 
 
+def finished(text: str, response_id: str | None = None) -> ObservedEvent:
+    return ObservedEvent(Observed(), False, 0, item=memoryview(text.encode()), response_id=response_id)
+
+
+@pytest.mark.parametrize(
+    ("events", "kept"),
+    [
+        ([began("1"), ended()], ()),
+        ([began("1"), finished("a"), finished("b"), ended()], (b"a", b"b")),
+        ([ended("1")], None),
+        ([began("1"), finished("a"), ended(), ended("1")], None),
+        ([began("1"), ended(), began("2"), finished("b"), ended()], (b"b",)),
+        ([began("1"), began("2"), finished("b", "2"), finished("a", "1"), ended("1")], (b"a",)),
+        ([began("1"), began("2"), finished("b", "2"), ended()], None),
+        ([began("1"), began("2"), finished("a"), ended("1")], None),
+        ([began("1"), began("2"), finished("a"), ended("1"), finished("b"), ended("2")], None),
+        ([began("1"), finished("a", "0"), ended("1")], None),
+        ([began("1"), item("a"), ended("1")], None),
+        ([began("1"), finished("aaaa"), ended()], (b"aaaa",)),
+        ([began("1"), finished("aaa"), finished("bb"), ended()], None),
+        ([began("1"), finished("aaa"), finished("bb"), ended(), began("2"), finished("cccc"), ended()], (b"cccc",)),
+        ([began("1"), finished("aaaa"), ended(), began("2"), finished("cccc"), ended()], (b"cccc",)),
+        ([began("1"), finished("aaa"), began("2"), finished("bb", "2"), ended("1")], (b"aaa",)),
+        ([began("1"), finished("aaa"), began("2"), finished("bb", "2"), ended("1"), ended("2")], None),
+    ],
+)
+def test_the_items_of_a_response_are_all_of_them_or_none(events, kept) -> None:
+    turns = Turns(keep=4)
+    for event in events:
+        last = turns.take(event)
+    assert last is not None
+    assert last.items == kept
+
+
+def test_what_is_said_after_the_last_finished_item_is_in_none() -> None:
+    turns = Turns(keep=9)
+    for said, event in ((False, began("1")), (True, finished("a")), (False, began("2")), (True, ended("2"))):
+        turns.said = said
+        last = turns.take(event)
+    assert last is not None
+    assert last.items is None
+    last = turns.take(ended("1"))
+    assert last is not None
+    assert last.items is None
+
+
+def test_nobody_keeps_the_items_of_a_response_that_was_given_up() -> None:
+    turns = Turns(keep=4)
+    turns.take(began("first"))
+    turns.take(finished("aaaa"))
+    for i in range(64):
+        turns.take(began(str(i)))
+    turns.take(finished("bbbb", "5"))
+    last = turns.take(ended("5"))
+    assert last is not None
+    assert last.items == (b"bbbb",)
+
+
 def test_what_is_told_of_a_response_is_bounded() -> None:
     assert shown_of(None) is None
     small = b'{"id": "resp_1", "x": "' + b"y" * 5000 + b'"}'

@@ -8,7 +8,7 @@ store owns durability, atomicity and retention (DESIGN.md section 5).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from homeport.keys import Digests, StateKey
@@ -74,7 +74,7 @@ class Link:
 
     digest: bytes
     revision: int
-    record: bytes
+    record: bytes = field(repr=False)
     parent: bytes | None
     remaining: float | None
 
