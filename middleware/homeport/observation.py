@@ -34,9 +34,10 @@ _MAX_OPEN = 64  # responses under way at once in one stream; the API has 32 name
 class ObservedEvent:
     """An event that matters: it carries a response, ends one (``terminal``), or finishes an item (no id).
 
-    ``view`` is the response object as it came, ``item`` the finished item. :class:`Turns` sets the rest: ``shown`` says
-    that the client has seen the id of the response in an earlier event, ``items`` are those that were finished before a
-    terminal, None if they were not kept.
+    ``view`` is the response object as it came, ``item`` the finished item, ``response_id`` the response that it is of,
+    where the event says so. :class:`Turns` sets the rest: ``shown`` says that the client has seen the id of the
+    response in an earlier event, ``items`` are all that the events before a terminal have finished, None if it may have
+    output that is not among them.
     """
 
     observed: Observed
@@ -44,34 +45,59 @@ class ObservedEvent:
     sequence_number: int
     view: memoryview | None = field(default=None, repr=False)
     item: memoryview | None = field(default=None, repr=False)
+    response_id: str | None = field(default=None, repr=False)
     shown: bool = False
-    items: tuple[bytes, ...] | None = field(default=None, repr=False)
+    items: tuple[bytes, ...] | None = field(default=(), repr=False)
 
 
 class Unreadable(ValueError):
     """What an event shows cannot be read."""
 
 
+class _Output:
+    """What the events of a response under way have finished; ``items`` is None if that is not known as a whole.
+
+    ``unfinished`` says that others came since: deltas of what is in no item, as far as can be told.
+    """
+
+    __slots__ = ("items", "unfinished")
+
+    def __init__(self) -> None:
+        self.items: list[bytes] | None = []
+        self.unfinished = False
+
+    @property
+    def whole(self) -> tuple[bytes, ...] | None:
+        return None if self.items is None or self.unfinished else tuple(self.items)
+
+
 class Turns:
     """Which response each event of one stream belongs to.
 
-    A finished item belongs to the terminal event that follows it. A terminal without an id ends the response that began
-    last of those under way; if none is, the one that began last. Of more than 64 under way the oldest is given up.
+    The ids in a finished item go with the terminal event that follows it: they are owned in any case. A terminal
+    without an id ends the response that began last of those under way; if none is, the one that began last. Of more
+    than 64 under way the oldest is given up.
+
+    What a finished item says is kept only for the response that it is of: the one that its event names, else the only
+    one under way. Where that cannot be told, of all under way nobody knows the whole output. The same is true of one
+    whose begin was not seen, as of a stream that is resumed. Up to ``keep`` bytes are kept at once.
 
     ``open`` are the ids of those under way, in the order in which they began. ``ended`` says that the stream has come
     to its end, as far as can be told: none is under way, or the one that began last has ended, for a response that was
-    given up for a later one never ends by itself. Up to ``keep`` bytes of finished items are kept.
+    given up for a later one never ends by itself. ``said`` is to be set where an event came since the last call of
+    :meth:`take` that was none for it and holds data, which may be a delta.
     """
 
-    __slots__ = ("_items", "_keep", "_kept", "_last", "_room", "ended", "open")
+    __slots__ = ("_items", "_last", "_room", "ended", "open", "said")
 
     def __init__(self, *, keep: int = 0) -> None:
-        self._keep = self._room = keep
-        self._kept: list[bytes] = []
-        self.open: dict[str, None] = {}
+        # Also of an upstream that keeps its responses: whether the end of a stream repeats them shows only then.
+        self._room = keep
+        self.open: dict[str, _Output] = {}
         self._last: str | None = None
         self._items = Observed()
         self.ended = False
+        self.said = False
 
     @property
     def latest(self) -> str | None:
@@ -88,47 +114,72 @@ class Turns:
         A terminal comes back with its id and with the items that were kept: its ``observed`` is changed for that.
         """
         observed = event.observed
+        if self.said:
+            self.said = False
+            self._unfinished()
         if event.terminal:
+            sure = observed.id is not None or len(self.open) == 1
             observed.id = observed.id or self.latest
             observed.add(self._items)
             self._items = Observed()
-            shown = self.shown(observed.id)
-            items = tuple(self._kept) if self._room > 0 else None
-            self._kept, self._room = [], self._keep
-            self._end(observed.id)
-            return replace(event, shown=shown, items=items)
+            output = self._end(observed.id)
+            return replace(event, shown=output is not None, items=output.whole if output is not None and sure else None)
+        self._items.add(observed)  # those of a snapshot as well, or of an event that names its response too
         if observed.id is None:
-            self._items.add(observed)
-            self._keep_item(event.item)
+            self._keep_item(event)
             return None
-        self._items.add(observed)  # those of a snapshot, or of an event that names its response too
         shown = self.shown(observed.id)
         self._begin(observed.id)
+        if event.item is not None:
+            self._keep_item(event)
         return replace(event, shown=shown)
 
-    def _keep_item(self, item: memoryview | None) -> None:
-        if item is None or self._room <= 0:
+    def _unfinished(self) -> None:
+        for output in self.open.values():
+            output.unfinished = True
+
+    def _keep_item(self, event: ObservedEvent) -> None:
+        if event.item is None:  # it is finished, and cannot be read
+            self._unfinished()
             return
-        self._room -= len(item)
-        if self._room > 0:
-            self._kept.append(bytes(item))
-        else:
-            self._kept.clear()
+        response_id = event.response_id or event.observed.id
+        if response_id is None and len(self.open) == 1:
+            response_id = self.latest
+        output = self.open.get(response_id or "")
+        if output is None:
+            for one in self.open.values():
+                self._drop(one)
+            return
+        output.unfinished = False
+        if output.items is None:
+            return
+        if len(event.item) > self._room:
+            self._drop(output)
+            return
+        self._room -= len(event.item)
+        output.items.append(bytes(event.item))
+
+    def _drop(self, output: _Output) -> None:
+        self._room += sum(map(len, output.items or ()))
+        output.items = None
 
     def _begin(self, response_id: str) -> None:
         if response_id in self.open:
             return
         if len(self.open) >= _MAX_OPEN:
-            del self.open[next(iter(self.open))]
-        self.open[response_id] = None
+            self._drop(self.open.pop(next(iter(self.open))))
+        self.open[response_id] = _Output()
         self._last = response_id
         self.ended = False
 
-    def _end(self, response_id: str | None) -> None:
+    def _end(self, response_id: str | None) -> _Output | None:
         if not self.open:
             self._last = response_id
-        self.open.pop(response_id or "", None)
+        output = self.open.pop(response_id or "", None)
+        if output is not None:
+            self._room += sum(map(len, output.items or ()))
         self.ended = not self.open or response_id == self._last
+        return output
 
 
 _NOTHING = msgspec.Raw()  # a Raw that may be None would take nothing but null
@@ -139,6 +190,7 @@ class _Event(msgspec.Struct):
     sequence_number: msgspec.Raw = _NOTHING
     response: msgspec.Raw = _NOTHING
     item: msgspec.Raw = _NOTHING
+    response_id: msgspec.Raw = _NOTHING
 
 
 _events = msgspec.json.Decoder(_Event)
@@ -188,27 +240,32 @@ def observe_event(event: Event) -> ObservedEvent | None:
         number,
         response if seen is not None else None,
         item if bytes(item[:1]) == b"{" else None,
+        text_in(decoded.response_id),
     )
 
 
-def observe_stream(text: memoryview, max_event_bytes: int, *, keep_views: bool = False) -> list[ObservedEvent] | None:
+def observe_stream(
+    text: memoryview, max_event_bytes: int, *, keep_views: bool = False, keep: int = 0
+) -> list[ObservedEvent] | None:
     """What the events in ``text`` say that begin or end a response; None if there is none that matters.
 
-    ``keep_views``: with a copy of each object.
+    ``keep_views``: with a copy of each object; ``keep``: of finished items, up to so many bytes of a response.
     """
-    turns = Turns()
+    turns = Turns(keep=keep)
     seen: list[ObservedEvent] = []
     anything = False
     try:
-        for event in _framed(text, max_event_bytes):
-            found = observe_event(read(event))
+        for framed in _framed(text, max_event_bytes):
+            event = read(framed)
+            found = observe_event(event)
             if found is None:
+                turns.said = turns.said or bool(event.data)
                 continue
             anything = True
             if (found := turns.take(found)) is not None:
                 # A view would keep all of the text, and outlive what it was mapped from.
                 kept = memoryview(bytes(found.view)) if keep_views and found.view is not None else None
-                seen.append(replace(found, view=kept))
+                seen.append(replace(found, view=kept, item=None))
     except (EventTooLarge, Unreadable):
         return None
     return seen if anything else None

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.types import Message
 
 from homeport import telemetry
-from homeport.answers import Recorder, header_values
+from homeport.answers import OF_BYTES, Recorder, header_values, without
 from homeport.bodies import CodingError, StreamDecoder
 from homeport.error_events import failed_event
 from homeport.errors import Reason, Rejected, Rejection
@@ -29,6 +29,7 @@ _SLICE = 1 << 12  # so many bytes are framed at once: a thousand blank lines tak
 _LARGE = 1 << 16  # an event that is longer is read in a thread, so that other streams keep their latency
 _BLOCK = 1 << 18
 _TURN = 0.002  # seconds
+_LENGTH = frozenset({b"content-length"})
 _SEQUENCE = re.compile(rb'"sequence_number": ?(\d{1,15})')
 _KEEPALIVE = b": homeport is storing the response\n\n"
 
@@ -99,7 +100,8 @@ class StreamedAnswer:
         self._head: Message | None = None
         self._turns = Turns(keep=settings.max_history_bytes if settings.history else 0)
         self._lingers: float | None = None
-        self._last: bytes | bytearray = b""
+        self._last: bytes | bytearray = b""  # the text of the last event that was no comment
+        self._taken: bytes | bytearray = b""  # of the last that was committed: if it is another, there was more between
         self._named = False
         self._next_sequence = 0
         self._done_seen = False
@@ -115,13 +117,13 @@ class StreamedAnswer:
         except ValueError:
             self._opaque = True
         else:
-            rewritten = decoder.coded and self._shown is not None
-            self._decoder = decoder if rewritten else None
-            self._coded = _Coded(decoder) if decoder.coded and not rewritten else None
-            if self._coded is None:  # keepalives and an error are not in the length that was announced
-                untrue = (b"content-length", b"content-encoding") if rewritten else (b"content-length",)
-                kept = [(k, v) for k, v in message.get("headers", ()) if k.lower() not in untrue]
-                self._head = {**message, "headers": kept}
+            if self._shown is not None:
+                self._decoder = decoder if decoder.coded else None
+                self._head = without(message, OF_BYTES)
+            elif decoder.coded:
+                self._coded = _Coded(decoder)
+            else:  # keepalives and an error are not in the length that was announced
+                self._head = without(message, _LENGTH)
         self._plain = not self._opaque and self._coded is None
 
     async def body(self, message: Message) -> None:
@@ -226,6 +228,9 @@ class StreamedAnswer:
         latest: Event | None = None
         for event in events:
             if isinstance(event, LargeEvent):
+                if latest is not None:
+                    self._passed(latest.raw)
+                    latest = None
                 await self._handle_large(event)
                 if self._finished:
                     return
@@ -233,9 +238,10 @@ class StreamedAnswer:
             found = self._matters(event)
             if found is not None:
                 await self._flush()
-                await self._commit(found)
+                await self._commit(found, self._last if latest is None else latest.raw)
                 if self._finished:
                     return
+                self._taken = event.raw
             if self._plain:
                 self._ready.append(event.raw if found is None or self._shown is None else self._shown.event(event))
             if event.data:
@@ -249,17 +255,21 @@ class StreamedAnswer:
         event, found = await asyncio.to_thread(self._read, large)
         await self._flush()
         if found is not None:
-            await self._commit(found)
+            await self._commit(found, self._last)
         if self._tell is not None and not self._finished:
             self._tell(event)
         if self._plain:
-            raw = event.raw if found is None or self._shown is None else self._shown.event(event)
+            raw = event.raw
+            if found is not None and self._shown is not None and not self._finished:
+                raw = await asyncio.to_thread(self._shown.event, event)
             with self._outlet.unbroken():
                 for block in blocks(raw, _BLOCK):
                     await self._emit(block)
                     await self._pause()
         if event.data:
             self._passed(event.raw[:_SLICE] + event.raw[-_SLICE:])
+            if found is not None:
+                self._taken = self._last
 
     def _passed(self, raw: bytes | bytearray) -> None:
         """An event, which was no comment, was the last of some."""
@@ -291,7 +301,10 @@ class StreamedAnswer:
             self._recorder.unreadable()
             return None
 
-    async def _commit(self, found: ObservedEvent) -> None:
+    async def _commit(self, found: ObservedEvent, before: bytes | bytearray) -> None:
+        """Commit what is ``found`` in an event; ``before`` is the text of the one before it."""
+        if before is not self._taken:
+            self._turns.said = True
         self._next_sequence = found.sequence_number
         event = self._turns.take(found)
         if event is None:
