@@ -107,6 +107,7 @@ class Reject:
 
 Decision = Pass | Pin | Replay | Serve | Reject
 
+_ELSEWHERE = "The request refers to an item that only this gateway keeps, in a place that it does not keep."
 _REPLAYED = frozenset({Operation.CREATE, Operation.COMPACT, Operation.INPUT_TOKENS})
 _RECALLED = frozenset({Kind.RESPONSE, Kind.CONVERSATION, Kind.ITEM})
 
@@ -123,7 +124,9 @@ def decide(
     """Decide one request. ``facts`` holds an entry for every selector; ``model`` is None if the request names none."""
     known = {s: f for s in selectors if isinstance(f := facts[s], Record)}
     replayable = operation in _REPLAYED
-    held = {s for s, f in known.items() if f.held or (replayable and _keeps_no_more(s, f, upstreams))}
+    held = {
+        s for s, f in known.items() if s.kind in _RECALLED and (f.held or (replayable and _keeps_no_more(f, upstreams)))
+    }
     gone = {
         f.fingerprint: f
         for s, f in known.items()
@@ -148,8 +151,10 @@ def decide(
     for selector in lost:
         if selector.kind not in _RECALLED:
             return Reject(_not_portable(selector.kind))
-    if policy.history and holds_conversations(upstreams):  # conversations that are not known begin here
+    if replayable and policy.history and holds_conversations(upstreams):  # conversations that are not known begin here
         held |= {s for s in selectors if s.kind is Kind.CONVERSATION and s not in known}
+    if held and not replayable:  # in items that are added to what another one holds
+        return Reject(reject(Reason.HISTORY_NOT_PORTABLE, message=_ELSEWHERE))
     if held or lost:
         recalled = tuple(s for s in selectors if s in held or s in lost)
         return Replay(target, recalled, known[lost[0]] if lost else None)
@@ -161,10 +166,10 @@ def holds_conversations(upstreams: Mapping[str, Upstream]) -> bool:
     return any(not u.stateful for u in upstreams.values())
 
 
-def _keeps_no_more(selector: Selector, record: Record, upstreams: Mapping[str, Upstream]) -> bool:
+def _keeps_no_more(record: Record, upstreams: Mapping[str, Upstream]) -> bool:
     """Whether the place of ``record`` has been declared to keep no state, since this was made there."""
     homes = [u for u in upstreams.values() if u.is_home_of(record.fingerprint)]
-    return selector.kind in _RECALLED and bool(homes) and not any(u.stateful for u in homes)
+    return bool(homes) and not any(u.stateful for u in homes)
 
 
 def _is_single(upstreams: Mapping[str, Upstream]) -> bool:

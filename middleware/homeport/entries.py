@@ -95,14 +95,14 @@ class EntryMaker:
     """Makes the entries of one tenant."""
 
     def __init__(
-        self, tenant: Tenant, *, keyring: Keyring, settings: Settings, adapter: Adapter, sealer: Sealer | None = None
+        self, tenant: Tenant, *, keyring: Keyring, settings: Settings, adapter: Adapter, sealer: Sealer
     ) -> None:
         self._tenant = tenant
         self._keyring = keyring
         self._keys = keyring.of(tenant)
         self._settings = settings
         self._adapter = adapter
-        self._sealer = sealer or Sealer({})
+        self._sealer = sealer
         self._digests: Digests | None = None
 
     @property
@@ -199,7 +199,7 @@ class EntryMaker:
         return replace(entry, parent=addition.parent, after=addition.after, ttl=ttl, sole=True)
 
     def beginning(self, conversation_id: str) -> StateKey:
-        """Where the first turn of a conversation of homeport's own is."""
+        """Where the first turn of a conversation is, which no response has made."""
         return self._keys.state_key(Kind.NODE, f"{_BEGINNING}{conversation_id}")
 
     def first_turn(self, conversation_id: str, turn: Turn, revision: int | None = None) -> Entry:

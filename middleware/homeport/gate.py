@@ -52,8 +52,8 @@ class Gate:
     adapter: Adapter
     archive: Archive
     history: History | None
-    """Where homeport keeps one; then it may also hold what it answers with."""
-    holdings: Holdings | None
+    """Where homeport keeps one."""
+    holdings: Holdings
     recall: Recall | None
     """What knows upstreams that the directory does not list, by name and fingerprint."""
     stripped: frozenset[bytes]

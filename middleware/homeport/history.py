@@ -140,7 +140,8 @@ class History:
         gone = frozenset(name for name, found in without.items() if found is not None)
         c.given = composed.composition.given
         c.replayed, c.target = Replayed(composed.composition.input, gone), composed.target
-        c.shown = Shown(previous, None if conversation is None else conversation.id)
+        if ledger.operation is Operation.CREATE:
+            c.shown = Shown(previous, None if conversation is None else conversation.id)
         _count(composed.composition, decision, moved_from=c.moved_from)
 
     async def _conversation(self, c: Continuation, conversation: Selector) -> list[Turn]:
@@ -149,9 +150,10 @@ class History:
             raise Rejected(reject(Reason.UNSUPPORTED_OPERATION, message=_NO_BACKGROUND))
         if self._settings.conversation_policy == "reject" and ledger.operation is Operation.CREATE:
             c.lease = await Lease.take(self._state, self._settings, ledger, conversation.id)
+        checked = self._settings.conversation_policy != "last_write_wins"
         fact = ledger.facts[conversation]
         if not isinstance(fact, Record):  # it begins here
-            c.head = Head(conversation.id, revision=0)
+            c.head = Head(conversation.id, 0 if checked else None)
             return []
         chain = await self._load_chain(ledger.key(Kind.CONVERSATION, conversation.id))
         if not chain.links:
@@ -159,7 +161,6 @@ class History:
         row, *turns = chain.links
         if row.parent is None and not fact.held:
             raise Rejected.because(Reason.HISTORY_LOST)  # from before there was a history
-        checked = self._settings.conversation_policy != "last_write_wins"
         former = None if fact.held else fact.fingerprint
         c.head = Head(conversation.id, row.revision if checked else LIVE, former)
         c.parent = None if row.parent is None else StateKey(row.parent)

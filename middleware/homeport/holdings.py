@@ -104,8 +104,10 @@ class _Request:
         found = await self._load(self._ledger.key(Kind.TURN, self._id))
         if found is None:
             raise Rejected(missing_state(Kind.RESPONSE, self._id, Reason.MISSING, in_path=True))
-        if found.turn.too_large or not found.turn.shell:
+        if found.turn.too_large:
             raise Rejected.because(Reason.HISTORY_TOO_LARGE)
+        if not found.turn.shell:
+            raise Rejected.because(Reason.HISTORY_LOST)
         return found
 
     # Conversations

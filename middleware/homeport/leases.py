@@ -39,17 +39,23 @@ class Lease:
     async def take(cls, state: State, settings: Settings, ledger: Ledger, conversation_id: str) -> Lease:
         """Raises :class:`Rejected` with CONVERSATION_LOCKED if another exchange has it, or STORE_UNAVAILABLE."""
         lease = cls(state, settings, ledger, ledger.entries.lease(conversation_id, ledger.exchange))
+        taking = state.background(lease._take())
         try:
-            await lease._write(entries=(lease._entry,))
-        except (Conflict, StaleRevision):
-            raise Rejected.because(Reason.CONVERSATION_LOCKED) from None
-        except BaseException as error:
-            await lease.release()  # it may have been written all the same
-            if isinstance(error, StoreUnavailable | CapacityExceeded):
-                raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
+            await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(lambda _: state.background(lease.release()))
             raise
         lease._renewing = asyncio.create_task(lease._renew(settings.conversation_lease / 3))
         return lease
+
+    async def _take(self) -> None:
+        try:
+            await self._write(entries=(self._entry,))
+        except (Conflict, StaleRevision):
+            raise Rejected.because(Reason.CONVERSATION_LOCKED) from None
+        except (StoreUnavailable, CapacityExceeded):
+            await self.release()  # it may have been written all the same
+            raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
 
     async def last(self) -> StateKey:
         """Its key, for the write that moves the conversation on and removes it; it is not prolonged any more."""

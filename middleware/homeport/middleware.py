@@ -41,7 +41,7 @@ class ContinuationMiddleware:
 
     ``settings`` default to the environment (``HOMEPORT_*``), ``store`` to the one that ``HOMEPORT_DATABASE_URL`` names.
     ``upstreams`` is a directory or the upstreams themselves; without any, the app as a whole is the one upstream.
-    ``adapter`` is what an integration knows of the app.
+    ``adapter`` is what an integration knows of the app. Raises ``ValueError`` for a store that cannot keep a history.
     Requests that are no Responses, Conversations or Containers operations reach the app untouched.
     """
 
@@ -66,7 +66,9 @@ class ContinuationMiddleware:
         tenants = TenantPolicy(settings, precedence=adapter.credential_headers)
         ours = {settings.pin_header.lower().encode()} if settings.pin_header else set()
         directory = _directory(upstreams)
-        history = History(self.state, settings, self.archive.sealer) if settings.history else None
+        history = History(self.state, settings, self.archive.sealer)
+        if settings.history and not hasattr(store, "load_chain"):
+            raise ValueError("HOMEPORT_HISTORY=true needs a store with load_chain(); homeport's own have it")
         self._gate = Gate(
             app=app,
             settings=settings,
@@ -78,8 +80,8 @@ class ContinuationMiddleware:
             stripped=frozenset(name.replace(b"_", b"-") for name in {*ours, *tenants.headers_to_strip}),
             misses=settings.miss_policy,
             archive=self.archive,
-            history=history,
-            holdings=None if history is None else Holdings(history, self.state, settings),
+            history=history if settings.history else None,
+            holdings=Holdings(history, self.state, settings),
         )
         if settings.history and not settings.encryption_keys:
             _logger.warning(_IN_CLEAR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
@@ -88,7 +89,11 @@ class Recording:
             return None
 
         async def write(owner: Upstream, content: Content | None, then: Then | None) -> None:
-            await self._finish(ledger, event, owner, content, then)
+            finishing = self._finish(ledger, event, owner, content, then)
+            if self.continuation is None:
+                await finishing  # which is one commit
+            else:  # it goes on when who waits for it is gone
+                await asyncio.shield(self._gate.state.background(finishing))
 
         await self._record(write, event)
         if self.witness is not None and event.shown:

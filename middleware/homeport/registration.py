@@ -8,6 +8,7 @@ from homeport.errors import Reason, Rejected, missing_state
 from homeport.keys import Keyring, Kind, Tenant
 from homeport.ledger import Ledger
 from homeport.operations import Operation
+from homeport.sealing import Sealer
 from homeport.selectors import Inspected
 from homeport.settings import Settings
 from homeport.state import State
@@ -33,7 +34,7 @@ async def register(
     state = State(make_store(settings.database_url, pool_size=1), keyring, settings)
     try:
         await state.open()
-        entries = EntryMaker(tenant, keyring=keyring, settings=settings, adapter=adapter)
+        entries = EntryMaker(tenant, keyring=keyring, settings=settings, adapter=adapter, sealer=Sealer({}))
         ledger = Ledger(Operation.CREATE, Inspected(), entries, state=state, settings=settings)
         await ledger.registered(kind, opaque_id, owner)
         [fact] = await state.lookup([ledger.key(kind, opaque_id)], fresh=True)

@@ -180,7 +180,7 @@ class Responder:
         upstreams = self._gate.adapter.serving(self._port.request.model, self._port.upstreams)
         c = self._recording.continuation = await self._gate.history.recall(ledger, decision, self._body, upstreams)
         self._port.pin, self._port.replayed = c.target, c.replayed
-        if c.replayed is not None:
+        if c.replayed is not None and self._settings.tenant_mode != "host":
             self._intake.rewrite(await rewritten(self._body, c.replayed))
         self._outlet.extra = [(OUTCOME_HEADER.encode(), b"replayed")]
 
@@ -193,8 +193,6 @@ class Responder:
 
     async def _held(self, ledger: Ledger) -> Rejection:
         """The answer with what homeport itself holds, or makes. Raises :class:`Rejected`."""
-        if self._gate.holdings is None:  # it was, when this was recorded
-            raise Rejected.because(Reason.HISTORY_LOST)
         return await self._gate.holdings.answer(ledger, self._match, self._scope, self._body)
 
     def _for_app(self) -> tuple[Scope, Receive]:

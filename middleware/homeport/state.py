@@ -1,6 +1,6 @@
 """The store as the middleware uses it: timeouts, a cache of positive facts, the health flag, capacity.
 
-No rule of ownership lives here; those are in ``homeport.records`` and ``homeport.decisions``.
+No rule of ownership lives here; those are in ``homeport.settling`` and ``homeport.decisions``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from homeport import telemetry
 from homeport.decisions import Fact
 from homeport.errors import Reason
 from homeport.keys import Digests, Keyring, Kind, StateKey
-from homeport.records import Progress, Record, UnreadableRecord, Write, decode_record, progress_of
+from homeport.records import Entry, Progress, Record, UnreadableRecord, Write, decode_record, progress_of
 from homeport.settings import Settings
 from homeport.stores.base import (
     CapacityExceeded,
@@ -223,12 +223,12 @@ class State:
         Once it is, ``owner`` is cached as the fact of its keys, and ``then`` is called, which must not raise. Raises
         what :meth:`StateStore.commit` raises.
         """
-        await asyncio.shield(self._background(self._commit(write, owner, timeout, then)))
+        await asyncio.shield(self.background(self._commit(write, owner, timeout, then)))
 
     async def delete(self, key: StateKey) -> None:
         """Leave a tombstone. Raises :class:`StoreUnavailable`."""
         self._invalidate([key.current])
-        await asyncio.shield(self._background(self._delete(key)))
+        await asyncio.shield(self.background(self._delete(key)))
 
     async def _commit(
         self, write: Write, owner: Record, timeout: float, then: Callable[[], None] | None = None
@@ -256,8 +256,9 @@ class State:
                     if entry.kind is Kind.ITEM and self._settings.history:
                         self._cache.pop(entry.key.current, None)  # another item may have had the id
                         continue
-                    precise = entry.kind is Kind.CONVERSATION  # it may belong to another one than the response in it
-                    self._remember(entry.key, decode_record(entry.record) if precise else owner, entry.ttl)
+                    # What is beside a response may be another one's, or be held in another way.
+                    record = owner if entry.kind is Kind.RESPONSE else _decoded(entry, owner)
+                    self._remember(entry.key, record, entry.ttl)
         for key in write.forget:
             self._cache.pop(key.current, None)
         if then is not None:
@@ -276,7 +277,7 @@ class State:
         if not (always or self._settings.refresh_on_read) or remaining is None or remaining > ttl * 0.9:
             return
         if not self._touches:
-            self._background(self._touch())
+            self.background(self._touch())
         self._touches.setdefault(ttl, set()).add(key)
 
     async def _touch(self) -> None:
@@ -360,7 +361,8 @@ class State:
         for digest in digests:
             self._cache.pop(digest, None)
 
-    def _background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` to its end, whatever becomes of its caller; :meth:`close` waits for it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._settle_task)
@@ -370,6 +372,10 @@ class State:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # retrieved: the caller, if it is still there, raises it too
+
+
+def _decoded(entry: Entry, owner: Record) -> Record:
+    return decode_record(entry.record) if entry.record else owner
 
 
 def _fact(loaded: Loaded) -> Fact:

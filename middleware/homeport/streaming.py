@@ -227,10 +227,7 @@ class StreamedAnswer:
         """Handle ``events`` in order; those before a held one go out before it is committed."""
         latest: Event | None = None
         for event in events:
-            if isinstance(event, LargeEvent):
-                if latest is not None:
-                    self._passed(latest.raw)
-                    latest = None
+            if isinstance(event, LargeEvent):  # the first of them, as it is one that was held
                 await self._handle_large(event)
                 if self._finished:
                     return

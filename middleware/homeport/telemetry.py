@@ -26,7 +26,7 @@ lookups = _meter.create_counter("homeport.lookups", description="Selectors looke
 decisions = _meter.create_counter("homeport.decisions", description="Decisions, by operation and outcome")
 commits = _meter.create_counter("homeport.commits", description="Commits, by outcome")
 conflicts = _meter.create_counter("homeport.conflicts", description="Writes refused because another owner was first")
-history_reads = _meter.create_counter("homeport.history.reads", description="Histories read, to be replayed")
+history_reads = _meter.create_counter("homeport.history.reads", description="Histories read, to be replayed or shown")
 history_moves = _meter.create_counter("homeport.history.moves", description="Replays as an owner is gone, by owner")
 history_dropped = _meter.create_counter(
     "homeport.history.dropped", description="Items that could not be replayed and can be left out, by type"

@@ -12,6 +12,7 @@ from homeport.keys import Keyring, Kind, Tenant
 from homeport.ledger import Ledger
 from homeport.operations import Operation
 from homeport.records import Conflict, Entry, Progress, Record, StaleRevision, Write, decode_record
+from homeport.sealing import Sealer
 from homeport.selectors import Inspected, Selector
 from homeport.stores.base import CapacityExceeded, StoreUnavailable
 from homeport.upstreams import Upstream
@@ -46,7 +47,7 @@ class Book:
     ) -> None:
         self.state = FakeState()
         self.ring = Keyring([], namespace="n", route="r")
-        entries = EntryMaker(TENANT, keyring=self.ring, settings=settings, adapter=adapter or Adapter())
+        entries = EntryMaker(TENANT, keyring=self.ring, settings=settings, adapter=adapter or Adapter(), sealer=Sealer({}))
         request_ = Inspected(tuple(selectors), **request)
         self.ledger = Ledger(operation, request_, entries, state=self.state, settings=settings)
         self.ledger.facts = facts or {}

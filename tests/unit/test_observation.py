@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -276,6 +277,8 @@ def finished(text: str, response_id: str | None = None) -> ObservedEvent:
         ([began("1"), began("2"), finished("a"), ended("1"), finished("b"), ended("2")], None),
         ([began("1"), finished("a", "0"), ended("1")], None),
         ([began("1"), item("a"), ended("1")], None),
+        ([replace(finished("a"), observed=Observed("1")), ended("1")], (b"a",)),
+        ([began("1"), began("2"), replace(finished("a"), observed=Observed("1")), ended("1")], (b"a",)),
         ([began("1"), finished("aaaa"), ended()], (b"aaaa",)),
         ([began("1"), finished("aaa"), finished("bb"), ended()], None),
         ([began("1"), finished("aaa"), finished("bb"), ended(), began("2"), finished("cccc"), ended()], (b"cccc",)),
