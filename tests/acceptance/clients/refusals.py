@@ -199,4 +199,9 @@ NOT_MET = {
     Reason.WEBSOCKET_UNSUPPORTED: "answers an upgrade, which none of these clients asks for over HTTP",
     Reason.UNKNOWN_URL: "answers paths of no operation, which these clients do not ask for",
     Reason.OFFSET_LOST: "answers who resumes a stream, which of these clients the openai SDK can (test_replica_streams)",
+    Reason.HISTORY_LOST: "a 400 like those above, which the openai SDK meets in test_history",
+    Reason.HISTORY_TOO_LARGE: "a 400 like those above, which the openai SDK meets in test_history",
+    Reason.HISTORY_NOT_PORTABLE: "a 400 like those above (test_history_moves)",
+    Reason.CONVERSATION_STALE: "a 500 that says x-should-retry: false, met by the Agents SDK in test_history",
+    Reason.HELD: "no refusal",
 }
