@@ -59,11 +59,15 @@ _NO_SPACE = re.compile(rb"[^ \t\r\n\xef\xbb\xbf]")
 class Recorder(Protocol):
     """What an answer tells the exchange; each of them raises :class:`Rejected` if the answer may not go out.
 
-    ``keeps_content``: it wants to see the objects of the responses too; ``watched``: the events that pass as well.
+    ``keeps_content``: it wants to see the objects of the responses too, ``keeps_items``: the items of a stream;
+    ``watched``: the events that pass as well.
     """
 
     @property
     def keeps_content(self) -> bool: ...
+
+    @property
+    def keeps_items(self) -> bool: ...
 
     @property
     def watched(self) -> bool: ...
@@ -233,7 +237,7 @@ class BufferedAnswer:
         self._shown = shown
         self._limit = settings.max_response_bytes
         self._max_event_bytes = settings.max_event_bytes
-        self._keep = settings.max_history_bytes if settings.history else 0
+        self._keep = settings.max_history_bytes if recorder.keeps_items else 0
         self._head: Message = {}
         self._chunks: list[bytes | bytearray] = []
         self._size = 0

@@ -74,8 +74,7 @@ class Continuation:
 
     async def addition(self, event: ObservedEvent, owner: Upstream) -> Addition | None:
         """What the response adds, as it has ended, or, of an upstream that keeps it, as it has begun; else None."""
-        size = len(self.body) + (0 if event.view is None else len(event.view))
-        addition = await aside(size, self._addition, event, owner)
+        addition = await aside(len(self.body) + event.size, self._addition, event, owner)
         if addition is None or self.lease is None:
             return addition
         return replace(addition, lease=await self.lease.last())

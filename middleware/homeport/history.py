@@ -98,8 +98,11 @@ class History:
         """Add to the turn of a background response what it has answered, as somebody sees it; best effort."""
         selector = next((s for s in ledger.request.selectors if s.in_path and s.kind is Kind.RESPONSE), None)
         record = None if selector is None else ledger.facts.get(selector)
-        output = output_of(event) if event.observed.status in ADDED else None
-        if selector is None or output is None or not isinstance(record, Record) or not record.background:
+        background = isinstance(record, Record) and record.background
+        if selector is None or not background or event.observed.status not in ADDED:
+            return
+        output = await aside(event.size, output_of, event)
+        if output is None:
             return
         key = ledger.key(Kind.TURN, selector.id)
         try:

@@ -49,6 +49,11 @@ class ObservedEvent:
     shown: bool = False
     items: tuple[bytes, ...] | None = field(default=(), repr=False)
 
+    @property
+    def size(self) -> int:
+        """Bytes of what it shows."""
+        return (0 if self.view is None else len(self.view)) + sum(map(len, self.items or ()))
+
 
 class Unreadable(ValueError):
     """What an event shows cannot be read."""

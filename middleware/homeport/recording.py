@@ -66,6 +66,12 @@ class Recording:
         return self.watched or self._gate.history is not None
 
     @property
+    def keeps_items(self) -> bool:
+        """Where a history is kept, and of what may be a background response to be completed in one."""
+        reads = self.ledger is not None and not self.ledger.creates
+        return self.continuation is not None or (reads and self._gate.history is not None)
+
+    @property
     def watched(self) -> bool:
         return self.witness is not None
 

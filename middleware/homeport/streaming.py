@@ -98,7 +98,7 @@ class StreamedAnswer:
         self._plain = True  # neither of the two
         self._ready: list[bytes | bytearray] = []  # events that may go out
         self._head: Message | None = None
-        self._turns = Turns(keep=settings.max_history_bytes if settings.history else 0)
+        self._turns = Turns(keep=settings.max_history_bytes if recorder.keeps_items else 0)
         self._lingers: float | None = None
         self._last: bytes | bytearray = b""  # the text of the last event that was no comment
         self._taken: bytes | bytearray = b""  # of the last that was committed: if it is another, there was more between

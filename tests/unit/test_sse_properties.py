@@ -111,7 +111,7 @@ class Client:
     def end_app(self, delay: float | None) -> None:
         pass
 
-    keeps_content = watched = False
+    keeps_content = keeps_items = watched = False
 
     async def pending(self, event: ObservedEvent) -> None:
         await asyncio.sleep(0)
