@@ -16,7 +16,7 @@ from homeport.canonical import Composition, Kept, Unportable, compose, input_ite
 from homeport.continuations import ADDED, Body, Continuation, aside, output_of
 from homeport.decisions import Replay
 from homeport.entries import Head
-from homeport.errors import Reason, Rejected, reject
+from homeport.errors import Reason, Rejected, missing_state, reject
 from homeport.exchange import Replayed
 from homeport.keys import Kind, StateKey
 from homeport.leases import Lease
@@ -43,6 +43,15 @@ _logger = logging.getLogger("homeport")
 _ADDING = frozenset({Operation.CREATE, Operation.COMPACT, Operation.CONVERSATION_CREATE})
 
 _NO_BACKGROUND = "A turn of a conversation that this gateway holds cannot be made in the background."
+_NEVER = "The upstream does not keep what came before, and it is not kept here either: it has no end that was seen."
+_EARLIER = "The upstream cannot be asked for the conversation, which is from before this gateway kept a history."
+_HOLE = (
+    "A part of what came before was deleted, has expired, or is from before this gateway kept a history, and the "
+    "upstream cannot be asked for it."
+)
+_OPEN = (
+    "A response that came before has not ended, or its end was not seen here, and the upstream cannot be asked for it."
+)
 _COMPARED = "the prompt cache of a response cannot be compared where its upstream keeps none"
 
 
@@ -131,7 +140,7 @@ class History:
             c.parent = ledger.key(Kind.TURN, previous)
             chain = await self._load_chain(c.parent)
             if not chain.links:
-                raise Rejected.because(Reason.HISTORY_LOST)
+                raise await self._gone(ledger, Kind.RESPONSE, previous)
             turns = await self._turns(chain, chain.links, self._settings.max_history_turns)
         else:
             self._follow(c)
@@ -160,10 +169,10 @@ class History:
             return []
         chain = await self._load_chain(ledger.key(Kind.CONVERSATION, conversation.id))
         if not chain.links:
-            raise Rejected.because(Reason.HISTORY_LOST)
+            raise await self._gone(ledger, Kind.CONVERSATION, conversation.id)
         row, *turns = chain.links
         if row.parent is None and not fact.held:
-            raise Rejected.because(Reason.HISTORY_LOST)  # from before there was a history
+            raise _lost(_EARLIER)
         former = None if fact.held else fact.fingerprint
         c.head = Head(conversation.id, row.revision if checked else LIVE, former)
         c.parent = None if row.parent is None else StateKey(row.parent)
@@ -182,7 +191,7 @@ class History:
         if chain.cut or len(links) > limit:
             raise Rejected.because(Reason.HISTORY_TOO_LARGE)
         if not chain.whole:
-            raise Rejected.because(Reason.HISTORY_LOST)
+            raise _lost(_HOLE)
         for link in links:  # what others stand on lives as long as they are used
             self._state.refresh(StateKey(link.digest), self._settings.ttl, link.remaining, always=True)
         records = [(link.record, link.digest) for link in reversed(links)]
@@ -190,8 +199,18 @@ class History:
         if any(turn.too_large for turn in turns):
             raise Rejected.because(Reason.HISTORY_TOO_LARGE)
         if not all(turn.complete for turn in turns):
-            raise Rejected.because(Reason.HISTORY_LOST)
+            raise _lost(_OPEN)
         return turns
+
+    async def _gone(self, ledger: Ledger, kind: Kind, opaque_id: str) -> Rejected:
+        """Why there is no turn of what is named, which was found a moment ago, or in a cache."""
+        try:
+            [fact] = await self._state.lookup([ledger.key(kind, opaque_id)], fresh=True)
+        except StoreUnavailable:
+            return Rejected.because(Reason.STORE_UNAVAILABLE)
+        if isinstance(fact, Reason):
+            return Rejected(missing_state(kind, opaque_id, fact, in_path=False))
+        return _lost(_NEVER)
 
     def _decoded(self, records: Sequence[tuple[bytes, bytes]]) -> list[Turn]:
         return [self.decoded(record, [digest]) for record, digest in records]
@@ -213,13 +232,16 @@ class History:
             start = StateKey(chain.links[-1].parent)
 
     async def turns_of(self, start: StateKey) -> list[tuple[Link, Turn]]:
-        """The turns of a conversation, the oldest first. Raises :class:`Rejected` where they are not all there is."""
-        chain = await self._load_chain(start)
-        if not chain.links:
-            raise Rejected.because(Reason.HISTORY_LOST)
-        links = chain.links[1:]
-        turns = await self._turns(chain, links, self._settings.max_history_turns + 1)
-        return list(zip(reversed(links), turns, strict=True))
+        """The turns of a conversation, the oldest first, however many.
+
+        Raises :class:`Rejected` where one is missing, :class:`StoreUnavailable`.
+        """
+        links = await self.links(start)
+        if not links or links[-1].parent is not None:
+            raise _lost(_HOLE)
+        records = [(link.record, link.digest) for link in reversed(links[1:])]
+        turns = await aside(sum(len(r) for r, _ in records), self._decoded, records)
+        return list(zip(reversed(links[1:]), turns, strict=True))
 
     async def resolved(self, ledger: Ledger, items: bytes) -> bytes:
         """The JSON array ``items`` with what they refer to in its place. Raises :class:`Rejected`."""
@@ -279,6 +301,10 @@ async def rewritten(body: bytes, replayed: Replayed) -> bytes:
 
 def _rewritten(body: bytes, replayed: Replayed) -> bytes:
     return rewritten_request(body, input=replayed.input, without=replayed.without)
+
+
+def _lost(why: str) -> Rejected:
+    return Rejected(reject(Reason.HISTORY_LOST, message=f"{why} Send the whole input."))
 
 
 def _not_portable(what: str) -> Rejected:

@@ -145,7 +145,7 @@ class _Request:
     async def add_items(self) -> bytes:
         items = with_ids(await self._resolved(api.new_items(self._body)))
         async with self._alone():
-            await self._turns()  # no more than could be replayed
+            self._check_room(await self._turns())
             entries = self._ledger.entries
             node = entries.added_turn(self._id, Turn(given=items))
             named = entries.items(ids_of(items), HOME, None, node)
@@ -167,6 +167,12 @@ class _Request:
             await self._ledger.hold([self._ledger.entries.changed_turn(link, changed)])
             await self._state.delete(self._ledger.key(Kind.ITEM, self._item))
         return api.conversation_object(self._id, (await self._first()).turn)
+
+    def _check_room(self, turns: Sequence[tuple[Link, Turn]]) -> None:
+        """Raises :class:`Rejected` if there is more already than could be replayed."""
+        size = sum(len(link.record) for link, _ in turns)
+        if len(turns) > self._settings.max_history_turns or size > self._settings.max_history_bytes:
+            raise Rejected.because(Reason.HISTORY_TOO_LARGE)
 
     async def _listed(self, show: Callable[[Sequence[Turn], Any], bytes], asked: Any) -> bytes:
         turns = [turn for _, turn in await self._turns()]

@@ -31,6 +31,7 @@ from homeport.streaming import StreamedAnswer
 
 __all__ = ["Responder"]
 
+_OFF = "The upstream keeps nothing of what came before, nor does this gateway at present. Send the whole input."
 _ALONE = "This gateway answers the operation from the request alone: it cannot take stored state into account."
 
 _CHANGING = frozenset({Operation.CREATE, Operation.ITEMS_CREATE, Operation.ITEM_DELETE, Operation.CONVERSATION_OTHER})
@@ -176,7 +177,7 @@ class Responder:
     async def _replay(self, ledger: Ledger, decision: Replay) -> None:
         """Let what is kept stand for the state that the request refers to. Raises :class:`Rejected`."""
         if self._gate.history is None:  # it was kept when this was recorded
-            raise Rejected.because(Reason.HISTORY_LOST)
+            raise Rejected(reject(Reason.HISTORY_LOST, message=_OFF))
         upstreams = self._gate.adapter.serving(self._port.request.model, self._port.upstreams)
         c = self._recording.continuation = await self._gate.history.recall(ledger, decision, self._body, upstreams)
         self._port.pin, self._port.replayed = c.target, c.replayed

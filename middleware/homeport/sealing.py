@@ -80,7 +80,7 @@ class Sealer:
                 return self._aes(_derived(secret, name)).decrypt(nonce, text, name)
             except (self._invalid, ValueError):
                 continue
-        raise Unsealable("content is damaged, or lies where it was not put")
+        raise Unsealable("content is damaged, lies where it was not put, or the key of its id is another one")
 
     def is_current(self, sealed: bytes) -> bool:
         """Whether :meth:`seal` would seal with the same key, or not at all, as ``sealed`` says that it was."""

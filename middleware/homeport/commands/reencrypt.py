@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from sqlalchemy import make_url
 
 from homeport.keys import Kind
 from homeport.sealing import Sealer, UnlistedKey, Unsealable
@@ -72,6 +75,8 @@ async def reencrypt(settings: Settings, progress: Callable[[float, str], None] |
     except ValueError as error:
         raise ValueError(f"the setting HOMEPORT_DATABASE_URL is not usable: {error}") from None
     assert isinstance(store, SQLStore)
+    if _is_missing(settings.database_url):  # SQLite would make one, and there would be nothing to do in it
+        raise ValueError("the setting HOMEPORT_DATABASE_URL names a database that is not there")
     report = Report()
     await store.open()
     try:
@@ -87,6 +92,11 @@ async def reencrypt(settings: Settings, progress: Callable[[float, str], None] |
                 progress(int.from_bytes(after[:4], "big") / (1 << 32), report.lines()[0])  # digests are spread evenly
     finally:
         await store.close()
+
+
+def _is_missing(url: str) -> bool:
+    path = make_url(url).database
+    return url.startswith("sqlite") and path is not None and not Path(path).exists()
 
 
 class _Step:
