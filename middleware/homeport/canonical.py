@@ -107,6 +107,8 @@ def _output(view: bytes | memoryview) -> bytes | None:
         found = elements(output)
     except (ValueError, RecursionError):
         return None
+    if any(bytes(memoryview(raw)[:1]) not in (b"{", b"n") for raw in found):
+        return None  # some client may read it as content
     items = objects(output)
     return output if len(items) == len(found) else as_array(items)
 

@@ -15,7 +15,7 @@ from homeport.conversations import first_turn, new_conversation
 from homeport.entries import Addition, Head
 from homeport.errors import Rejected
 from homeport.exchange import Replayed
-from homeport.items import elements
+from homeport.items import elements, is_minted
 from homeport.keys import StateKey
 from homeport.leases import Lease
 from homeport.ledger import Ledger
@@ -105,7 +105,8 @@ class Continuation:
         if self.ledger.operation is Operation.COMPACT:
             return Addition(turn)
         head = self.head if first or self.head is None else replace(self.head, revision=LIVE)
-        items = () if owner.stateful or not turn.complete else tuple(ids_of(turn.given))
+        # Not those that a client has chosen: nothing but what lists show is referred to.
+        items = () if owner.stateful or not turn.complete else tuple(filter(is_minted, ids_of(turn.given)))
         return Addition(turn, self.parent, self.after, head, items=items)
 
     @property

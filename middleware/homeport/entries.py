@@ -288,7 +288,6 @@ class EntryMaker:
         tracked = parent is not None and parent != self.gap and not held
         life = ttl or 0.0
         record = Record(owner.name, owner.fingerprint, ttl=life, held=held, tracked=tracked, turn=turn)
-        clash = encode_record(replace(record, turn=b"")) if turn else None
         return Entry(
             self.key(kind, opaque_id),
             kind,
@@ -302,7 +301,6 @@ class EntryMaker:
             claim=self.claim(kind, opaque_id, owner, ttl, Progress.TERMINAL),
             learned=learned,
             parent=parent,
-            clash=clash,
         )
 
     def items(self, ids: list[str], owner: Upstream, ttl: float | None, turn: Entry | None) -> list[Entry]:

@@ -188,7 +188,7 @@ class History:
 
     async def _turns(self, chain: Chain, links: Sequence[Link], limit: int) -> list[Turn]:
         """The turns of ``links``, the oldest first. Raises :class:`Rejected` where they are not all there is."""
-        if chain.cut or len(links) > limit:
+        if chain.cut:
             raise Rejected.because(Reason.HISTORY_TOO_LARGE)
         if not chain.whole:
             raise _lost(_HOLE)
@@ -196,7 +196,8 @@ class History:
             self._state.refresh(StateKey(link.digest), self._settings.ttl, link.remaining, always=True)
         records = [(link.record, link.digest) for link in reversed(links)]
         turns = await aside(sum(len(r) for r, _ in records), self._decoded, records)
-        if any(turn.too_large for turn in turns):
+        turns = [turn for turn in turns if not turn.empty]
+        if len(turns) > limit or any(turn.too_large for turn in turns):
             raise Rejected.because(Reason.HISTORY_TOO_LARGE)
         if not all(turn.complete for turn in turns):
             raise _lost(_OPEN)

@@ -135,8 +135,6 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     a row whose parent, if it has one, becomes this one's instead: who appends to a conversation need not read it. It
     counts where the row begins; a later write of the same row could otherwise make it stand on what stands on it.
 
-    ``clash`` is the record for both where the row has another one: what it says would be as good for this as for that.
-
     ``older_records`` is what stands for ``record`` where the row has one of ``key.older``, in their order, for content
     that is sealed for its row; without them ``record`` does.
     """
@@ -160,7 +158,6 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     parent: StateKey | None = None
     after: StateKey | None = None
     older_records: tuple[bytes, ...] = ()
-    clash: bytes | None = None
 
     def has_owner(self, owner: bytes) -> bool:
         return owner == self.owner or owner in self.former

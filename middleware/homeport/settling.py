@@ -11,7 +11,19 @@ from collections.abc import Mapping
 import msgspec
 
 from homeport.keys import Kind, StateKey
-from homeport.records import LIVE, Conflict, Entry, Progress, Row, RowState, StaleRevision, Write
+from homeport.records import (
+    LIVE,
+    Conflict,
+    Entry,
+    Progress,
+    Row,
+    RowState,
+    StaleRevision,
+    UnreadableRecord,
+    Write,
+    decode_record,
+    encode_record,
+)
 
 __all__ = ["Change", "Insert", "Remove", "Replace", "settle"]
 
@@ -50,24 +62,15 @@ def settle(rows: Mapping[bytes, Row], write: Write) -> list[Change]:
     """
     changes: list[Change] = []
     erased = False
-    for given in write.entries:
-        row = _find(rows, given.key)
-        if erased and given.kind is Kind.TURN:
+    for entry in write.entries:
+        if erased and entry.kind is Kind.TURN:
             continue  # what its response, which stands before it, has added goes with that, and does not come late
-        entry = _for_place(row, given)
-        try:
-            change = _settle_entry(row, entry, write)
-            claim = None if entry.claim is None else _settle_entry(_find(rows, entry.claim.key), entry.claim, write)
-        except Conflict:
-            if not entry.learned:
-                raise
-            continue
+        row = _find(rows, entry.key)
+        made = _settle_with_claim(rows, row, _for_place(row, entry), write)
         if entry.kind is Kind.RESPONSE:
-            erased = change is None and row is not None and row.state is RowState.DELETED
-        if change is not None:
-            changes.append(_with_parent(change, rows, row))
-        if claim is not None:
-            changes.append(claim)
+            again = any(isinstance(change, Replace) and change.entry.kind is Kind.RESPONSE for change in made)
+            erased = row is not None and row.state is RowState.DELETED and not again
+        changes += made
     for key in write.forget:
         row = _find(rows, key)
         if row is None or row.exchange != write.exchange or row.progress is Progress.TERMINAL:
@@ -80,12 +83,40 @@ def settle(rows: Mapping[bytes, Row], write: Write) -> list[Change]:
     return changes
 
 
+def _settle_with_claim(rows: Mapping[bytes, Row], row: Row | None, entry: Entry, write: Write) -> list[Change]:
+    try:
+        change = _settle_entry(row, entry, write)
+        claim = None if entry.claim is None else _settle_entry(_find(rows, entry.claim.key), entry.claim, write)
+    except Conflict:
+        if not entry.learned:
+            raise
+        nowhere = None if row is None else _nowhere(row, entry)
+        if row is None or nowhere is None:
+            return []
+        return [Replace(row.digest, nowhere, row.revision + 1, row.remaining, row.parent)]
+    return [*([] if change is None else [_with_parent(change, rows, row)]), *([] if claim is None else [claim])]
+
+
 def _find(rows: Mapping[bytes, Row], key: StateKey) -> Row | None:
     if not key.older:
         return rows.get(key.current)
     # A live row under any secret, else the newest tombstone: a rotation must not hide an owner.
     found = [rows[d] for d in key.all if d in rows]
     return next((r for r in found if r.state is RowState.LIVE), found[0] if found else None)
+
+
+def _nowhere(row: Row, entry: Entry) -> Entry | None:
+    """That the item of ``row`` is in no turn, if ``entry`` has its id and is in another one: either may be meant."""
+    if entry.kind is not Kind.ITEM or row.state is not RowState.LIVE or row.record == entry.record:
+        return None
+    try:
+        known, new = decode_record(row.record), decode_record(entry.record)
+    except UnreadableRecord:
+        return None
+    if not (known.turn and new.turn) or known.turn == new.turn:
+        return None
+    record = encode_record(msgspec.structs.replace(known, turn=b""))
+    return msgspec.structs.replace(entry, owner=row.owner, record=record, claim=None)
 
 
 def _for_place(row: Row | None, entry: Entry) -> Entry:
@@ -183,10 +214,8 @@ def _settle_owned(row: Row, entry: Entry) -> Insert | Replace | None:
     if entry.kind not in (Kind.RESPONSE, Kind.RESOURCE, Kind.TURN):
         # Aliases, claims and leases: only a longer life is news, or that they are no longer pending, or ambiguous.
         longer = _longer(row.remaining, entry.ttl)
-        if entry.clash is not None and row.record != entry.record:
-            if row.record == entry.clash and longer == row.remaining:
-                return None
-            return Replace(row.digest, msgspec.structs.replace(entry, record=entry.clash), row.revision + 1, longer)
+        if entry.kind is Kind.ITEM and (nowhere := _nowhere(row, entry)) is not None:
+            return Replace(row.digest, nowhere, row.revision + 1, longer)
         if longer == row.remaining and entry.progress <= row.progress:
             return None
         if entry.progress < row.progress:

@@ -45,7 +45,7 @@ _PROBE_INTERVAL = 1.0
 _COMMIT_GRACE = 1.0
 _TOUCH_DELAY = 0.5  # seconds in which reads that prolong a life are collected
 _CONTENT = frozenset({Kind.RESOURCE, Kind.INPUT, Kind.TURN, Kind.LEASE})
-_AROUND = 2  # rows of a chain that are no turns: the conversation, and its beginning
+_AROUND = 2  # rows of a chain that are no turns: the conversation, its beginning, and as many as there are turns
 _COUNT_LIFETIME = 5.0  # seconds for which a tenant's count is believed; the overshoot it allows is bounded and harmless
 
 
@@ -174,7 +174,7 @@ class State:
 
     async def _load_chain(self, start: StateKey) -> Chain:
         settings = self._settings
-        links, size = settings.max_history_turns + _AROUND, settings.max_history_bytes
+        links, size = 2 * settings.max_history_turns + _AROUND, settings.max_history_bytes
         return await self._timed(
             "lookup",
             settings.lookup_timeout,

@@ -33,6 +33,11 @@ class Turn(msgspec.Struct, frozen=True, omit_defaults=True):
     moved_from: str = ""
 
     @property
+    def empty(self) -> bool:
+        """Whether it stands for nothing: that a turn was on its way, whose end is known by now."""
+        return self.complete and not (self.upstream or self.shell) and self.given == self.output == b"[]"
+
+    @property
     def whole(self) -> bool:
         """Whether it can be replayed."""
         return self.complete and not self.too_large

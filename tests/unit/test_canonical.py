@@ -393,7 +393,9 @@ class TestOutput:
         ("view", "expected"),
         [
             (b'{"output":[ {"x":1.0} ]}', b'[ {"x":1.0} ]'),
-            (b'{"output":[null,{"x":1},"y",[{}]]}', b'[{"x":1}]'),
+            (b'{"output":[null,{"x":1}]}', b'[{"x":1}]'),
+            (b'{"output":[{"x":1},"y"]}', None),
+            (b'{"output":[{"x":1},[{}]]}', None),
             (b'{"output":[{"x":"\xff"}]}', b'[{"x": "\xef\xbf\xbd"}]'),
             (b'{"output":[{"x":"\\ud800"}],"n":NaN}', b'[{"x": "?"}]'),
             (b'\xef\xbb\xbf{"output":[]}', b"[]"),
