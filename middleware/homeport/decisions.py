@@ -209,7 +209,7 @@ def _target(
     serving = [u for u in home if u.serves(model)]
     if not serving:
         return reject(Reason.UPSTREAM_NOT_CONFIGURED)
-    awake = [u for u in serving if not u.paused]
+    awake = [u for u in serving if not (u.paused or u.lost)] or [u for u in serving if not u.paused]
     if not awake:
         return reject(Reason.UPSTREAM_UNAVAILABLE)
     return next((u for u in awake if u.name == record.upstream), awake[0])

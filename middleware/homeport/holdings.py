@@ -131,6 +131,10 @@ class _Request:
         first = await self._first()
         changed = api.with_metadata(first.turn, metadata)
         await self._ledger.hold([self._ledger.entries.first_turn(self._id, changed, first.revision)])
+        [fact] = await self._state.lookup([self._ledger.key(Kind.CONVERSATION, self._id)], fresh=True)
+        if isinstance(fact, Reason):  # deleted meanwhile, where there had been nothing to be changed
+            await self._state.delete(self._ledger.entries.beginning(self._id))
+            raise Rejected(missing_state(Kind.CONVERSATION, self._id, fact, in_path=True))
         return api.conversation_object(self._id, changed)
 
     async def delete(self) -> bytes:
@@ -145,7 +149,7 @@ class _Request:
     async def add_items(self) -> bytes:
         items = with_ids(await self._resolved(api.new_items(self._body)))
         async with self._alone():
-            self._check_room(await self._turns())
+            self._check_room(await self._turns(), items)
             entries = self._ledger.entries
             node = entries.added_turn(self._id, Turn(given=items))
             named = entries.items(ids_of(items), HOME, None, node)
@@ -168,9 +172,9 @@ class _Request:
             await self._state.delete(self._ledger.key(Kind.ITEM, self._item))
         return api.conversation_object(self._id, (await self._first()).turn)
 
-    def _check_room(self, turns: Sequence[tuple[Link, Turn]]) -> None:
-        """Raises :class:`Rejected` if there is more already than could be replayed."""
-        size = sum(len(link.record) for link, _ in turns)
+    def _check_room(self, turns: Sequence[tuple[Link, Turn]], items: bytes) -> None:
+        """Raises :class:`Rejected` if with ``items`` there would be more than could be replayed."""
+        size = len(items) + sum(len(link.record) for link, _ in turns)
         if len(turns) > self._settings.max_history_turns or size > self._settings.max_history_bytes:
             raise Rejected.because(Reason.HISTORY_TOO_LARGE)
 

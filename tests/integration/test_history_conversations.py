@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from homeport import Settings
+from homeport.stores.base import StoreUnavailable
 from integration.test_history import Client, site
-from support.asgi import A, call
+from support.asgi import A, CountingStore, call
 from support.forgetful import OTHER, STATELESS, Forgetful, asked, said
 
 KEY = (("authorization", "Bearer key-1"),)
@@ -252,13 +253,31 @@ async def test_under_branch_all_turns_are_answered_and_one_goes_on() -> None:
         assert upstream.seen[2] == answer["output"][0]["content"][0]["text"]
 
 
-async def test_under_last_write_wins_the_last_one_goes_on() -> None:
-    upstream, app, _ = site(conversation_policy="last_write_wins")
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+@pytest.mark.parametrize(("policy", "wins"), [("branch", 0), ("last_write_wins", -1)])
+async def test_of_turns_at_once_the_first_or_the_last_that_ended_goes_on(
+    policy: str, wins: int, order: tuple[int, ...]
+) -> None:
+    upstream, app, _ = site(conversation_policy=policy)
     conversation = await Desk(app).create(items=[asked("hello")])
-    answers = await at_once(app, upstream, conversation, 50)
-    assert {a.status for a in answers} == {200}
-    await Client(app).create("next", conversation=conversation)
-    assert len(upstream.seen) == 4
+    ends = [asyncio.Event() for _ in order]
+
+    async def gate(number: int) -> None:
+        await ends[number - 1].wait()
+
+    upstream.gate = gate
+    client = Client(app)
+    turns = []
+    for number in range(len(order)):
+        turns.append(asyncio.create_task(client.create(f"q{number}", conversation=conversation)))
+        while len(upstream.bodies) <= number:
+            await asyncio.sleep(0)
+    for number in order:
+        ends[number].set()
+        await turns[number]
+    upstream.gate = None
+    await client.create("next", conversation=conversation)
+    assert upstream.seen == ["hello", f"q{order[wins]}", f"answer {order[wins] + 1}", "next"]
 
 
 async def test_a_loser_at_commit_owns_its_response_and_says_so() -> None:
@@ -269,8 +288,6 @@ async def test_a_loser_at_commit_owns_its_response_and_says_so() -> None:
 
     async def no_renewal(write: Any) -> Any:
         if any(e.kind == "lease" for e in write.entries) and write.exchange in seen:
-            from homeport.stores.base import StoreUnavailable
-
             raise StoreUnavailable("lost")
         seen.add(write.exchange)
         return await commit(write)
@@ -295,21 +312,34 @@ async def test_a_loser_at_commit_owns_its_response_and_says_so() -> None:
     assert upstream.seen == ["slow", "answer 1", "on"]
 
 
+class Mortal(CountingStore):
+    """Sees the rows of another store until its process dies; then nothing comes of what it does."""
+
+    def __init__(self, store: CountingStore) -> None:
+        super().__init__(clock=store._clock)
+        self._rows = store._rows
+        self.dead = False
+
+    async def commit(self, write: Any) -> Any:
+        if self.dead:
+            raise StoreUnavailable("dead")
+        return await super().commit(write)
+
+
 async def test_a_holder_that_died_keeps_others_out_for_no_longer_than_its_lease() -> None:
-    upstream, app, _ = site(conversation_lease=0.3)
+    now = 1_000.0
+    upstream, app, store = site(store=CountingStore(clock=lambda: now), conversation_lease=20)
     conversation = await Desk(app).create()
+    dying, mortal, _ = site(store=Mortal(store), conversation_lease=20)
+    dying.gate = lambda _: asyncio.Event().wait()
+    dead = asyncio.create_task(Client(mortal).create("never answered", conversation=conversation))
+    while not dying.bodies:
+        await asyncio.sleep(0)
+    mortal.state._store.dead = True  # a process that is killed releases nothing and renews nothing
     client = Client(app)
-    dead = asyncio.create_task(client.create("never answered", conversation=conversation))
-    upstream.gate = lambda _: asyncio.Event().wait()
-    while not upstream.bodies:
-        await asyncio.sleep(0.01)
-    # A process that is killed releases nothing and renews nothing.
-    for task in asyncio.all_tasks():
-        if "Lease" in repr(task.get_coro()):
-            task.cancel()
-    upstream.gate = None
+    now += 19
     assert (await client.refused("two", conversation=conversation))[1] == "conversation_locked"
-    await asyncio.sleep(0.35)
+    now += 2
     await client.create("three", conversation=conversation)
     assert upstream.seen == ["three"]
     dead.cancel()

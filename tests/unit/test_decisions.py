@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
-from homeport.decisions import MissPolicy, Pass, Pin, Reject, decide
+from homeport.decisions import MissPolicy, Pass, Pin, Reject, Replay, Serve, decide
 from homeport.errors import Reason
 from homeport.keys import Kind
 from homeport.operations import Operation
@@ -30,7 +31,7 @@ def of(upstream: Upstream) -> Record:
 
 
 def one(selector, fact, upstreams=BOTH, *, operation=Operation.CREATE, model=None, policy=MissPolicy()):  # noqa: B008
-    return decide([selector], {selector: fact}, upstreams, operation=Operation.CREATE, model=model, policy=policy)
+    return decide([selector], {selector: fact}, upstreams, operation=operation, model=model, policy=policy)
 
 
 def reason(decision) -> Reason:
@@ -163,3 +164,170 @@ def test_a_place_keeps_its_state_under_a_fingerprint_it_had_before() -> None:
     assert decide(
         [RESPONSE, ITEM], facts, {"a": A, "b": rotated}, operation=Operation.CREATE, model=None, policy=MissPolicy()
     ) == Pin(rotated)
+
+
+# -- where homeport keeps a history
+
+KEEPS = MissPolicy(history=True)
+MOVES = MissPolicy(history=True, replay_lost=True)
+CHAT = Upstream("chat", "fchat", stateful=False)
+WITH_CHAT = {"a": A, "chat": CHAT}
+REPLAYED = [Operation.CREATE, Operation.COMPACT, Operation.INPUT_TOKENS]
+BY_ID = [op for op in Operation if op.by_id]
+RECALLED = [RESPONSE, CONVERSATION, ITEM]
+BOUND = [TOOL_CONTAINER, INLINE_CONTAINER, ENCRYPTED]
+
+
+def held(upstream: Upstream = CHAT) -> Record:
+    return Record(upstream.name, upstream.fingerprint, held=True)
+
+
+def several(facts, upstreams=BOTH, *, operation=Operation.CREATE, policy=KEEPS):
+    return decide(list(facts), facts, upstreams, operation=operation, model=None, policy=policy)
+
+
+@pytest.mark.parametrize("selector", RECALLED)
+@pytest.mark.parametrize("operation", REPLAYED)
+def test_what_is_held_is_replayed_wherever_it_may_go(selector, operation) -> None:
+    assert one(selector, held(), WITH_CHAT, operation=operation, policy=KEEPS) == Replay(None, (selector,))
+
+
+@pytest.mark.parametrize("operation", BY_ID)
+def test_what_the_path_names_is_served_if_it_is_held_and_pins_its_owner_if_not(operation) -> None:
+    selector = Selector(operation.path_kind, "id_1", in_path=True)
+    assert one(selector, held(), WITH_CHAT, operation=operation, policy=KEEPS) == Serve()
+    assert one(selector, of(A), WITH_CHAT, operation=operation, policy=KEEPS) == Pin(A)
+
+
+def test_what_a_body_names_is_never_served() -> None:
+    named = Selector(Kind.CONVERSATION, "conv_2", in_path=True)
+    facts = {named: of(A), ITEM: held()}
+    assert reason(several(facts, WITH_CHAT, operation=Operation.ITEMS_CREATE)) is Reason.HISTORY_NOT_PORTABLE
+    assert several({named: held(), ITEM: held()}, WITH_CHAT, operation=Operation.ITEMS_CREATE) == Serve()
+
+
+def test_what_is_missing_is_refused_before_what_is_held_is_served_or_replayed() -> None:
+    named = Selector(Kind.CONVERSATION, "conv_2", in_path=True)
+    assert reason(several({named: held(), ITEM: Reason.MISSING}, operation=Operation.ITEMS_CREATE)) is Reason.MISSING
+    assert reason(several({RESPONSE: held(), ITEM: Reason.DELETED})) is Reason.DELETED
+
+
+@pytest.mark.parametrize("other", [RESPONSE, CONVERSATION, *BOUND])
+def test_what_is_held_goes_where_the_rest_of_the_request_is_bound_to(other) -> None:
+    """Replayed are the items alone: the other's owner continues it by itself."""
+    assert several({other: of(A), ITEM: held()}, WITH_CHAT) == Replay(A, (ITEM,))
+    paused = replace(A, paused=True)
+    assert reason(several({other: of(A), ITEM: held()}, {"a": paused, "chat": CHAT})) is Reason.UPSTREAM_UNAVAILABLE
+
+
+@pytest.mark.parametrize("selector", RECALLED)
+@pytest.mark.parametrize("operation", REPLAYED)
+def test_what_was_made_where_no_state_is_kept_any_more_is_replayed(selector, operation) -> None:
+    now_stateless = {"a": replace(A, stateful=False)}
+    assert one(selector, of(A), now_stateless, operation=operation, policy=KEEPS) == Replay(None, (selector,))
+    twin = {"a": replace(A, stateful=False), "a2": replace(A, name="a2")}
+    assert one(selector, of(A), twin, operation=operation, policy=KEEPS) == Pin(twin["a"])
+
+
+@pytest.mark.parametrize("operation", BY_ID)
+def test_who_asks_by_its_id_for_what_was_made_where_no_state_is_kept_any_more_is_answered_there(operation) -> None:
+    selector = Selector(operation.path_kind, "id_1", in_path=True)
+    now_stateless = replace(A, stateful=False)
+    decision = one(selector, of(A), {"a": now_stateless}, operation=operation, policy=KEEPS)
+    assert decision == Pin(now_stateless)
+
+
+@pytest.mark.parametrize("selector", BOUND)
+def test_containers_and_encrypted_content_are_never_held(selector) -> None:
+    """Whatever their record says: only who made them can read them."""
+    assert one(selector, held(A), policy=MOVES) == Pin(A)
+    assert one(selector, of(A), {"a": replace(A, stateful=False)}, policy=MOVES).upstream.name == "a"
+
+
+GONE = {
+    "removed": {"b": B},
+    "changed": {"a": Upstream("a", "other"), "b": B},
+    "dead": {"a": replace(A, lost=True), "b": B},
+    "dead twins": {"a": replace(A, lost=True), "a2": Upstream("a2", "fa", lost=True), "b": B},
+}
+
+
+@pytest.fixture(params=GONE.values(), ids=list(GONE))
+def gone(request: pytest.FixtureRequest) -> dict[str, Upstream]:
+    return request.param
+
+
+@pytest.mark.parametrize("selector", RECALLED)
+@pytest.mark.parametrize("operation", REPLAYED)
+def test_what_a_gone_owner_kept_is_replayed_elsewhere_if_that_is_allowed(selector, operation, gone) -> None:
+    assert one(selector, of(A), gone, operation=operation, policy=MOVES) == Replay(None, (selector,), of(A))
+    assert not isinstance(one(selector, of(A), gone, operation=operation, policy=KEEPS), Replay)
+
+
+@pytest.mark.parametrize("selector", BOUND)
+@pytest.mark.parametrize("operation", REPLAYED)
+def test_what_only_a_gone_owner_can_read_is_not_portable(selector, operation, gone) -> None:
+    decision = one(selector, of(A), gone, operation=operation, policy=MOVES)
+    assert reason(decision) is Reason.HISTORY_NOT_PORTABLE
+    assert selector.id not in decision.rejection.message
+
+
+@pytest.mark.parametrize("operation", BY_ID)
+def test_what_a_gone_owner_kept_is_no_replay_for_who_asks_by_its_id(operation, gone) -> None:
+    selector = Selector(operation.path_kind, "id_1", in_path=True)
+    decision = one(selector, of(A), gone, operation=operation, policy=MOVES)
+    if (dead := gone.get("a")) is not None and dead.lost:
+        assert decision == Pin(dead)  # who says by itself that it does not answer
+    else:
+        assert reason(decision) in (Reason.UPSTREAM_NOT_CONFIGURED, Reason.UPSTREAM_CHANGED)
+
+
+def test_a_move_goes_where_the_rest_of_the_request_is_bound_to(gone) -> None:
+    assert several({RESPONSE: of(A), ITEM: of(B)}, gone, policy=MOVES) == Replay(B, (RESPONSE,), of(A))
+    assert several({RESPONSE: of(A), ITEM: held()}, gone, policy=MOVES) == Replay(None, (RESPONSE, ITEM), of(A))
+
+
+def test_of_two_gone_owners_the_first_that_is_named_is_told() -> None:
+    decision = several({RESPONSE: of(A), ITEM: of(B)}, {"chat": CHAT}, policy=MOVES)
+    assert decision == Replay(None, (RESPONSE, ITEM), of(A))
+
+
+def test_an_owner_is_not_gone_while_a_twin_of_it_is_there() -> None:
+    upstreams = {"a": replace(A, lost=True), "a2": Upstream("a2", "fa"), "b": B}
+    assert isinstance(one(RESPONSE, of(A), upstreams, policy=MOVES), Pin)
+
+
+@pytest.mark.parametrize(
+    ("upstream", "expected"),
+    [
+        (replace(A, paused=True), Reason.UPSTREAM_UNAVAILABLE),
+        (replace(A, models=frozenset({"other"})), Reason.UPSTREAM_NOT_CONFIGURED),
+    ],
+)
+def test_an_owner_that_only_does_not_serve_is_not_gone(upstream, expected) -> None:
+    assert reason(one(RESPONSE, of(A), {"a": upstream, "b": B}, model="m", policy=MOVES)) is expected
+
+
+NEW = replace(KEEPS, new_conversation=True)
+
+
+@pytest.mark.parametrize(
+    ("policy", "upstreams", "operation", "expected"),
+    [
+        *((NEW, WITH_CHAT, op, Replay(None, (CONVERSATION,))) for op in REPLAYED),
+        (NEW, BOTH, Operation.CREATE, Pass()),
+        (replace(NEW, history=False), WITH_CHAT, Operation.CREATE, Pass()),
+        (NEW, WITH_CHAT, Operation.CONVERSATION_CREATE, Pass()),
+    ],
+)
+def test_an_unknown_conversation_begins_here_only_if_histories_of_stateless_upstreams_are_kept(
+    policy, upstreams, operation, expected
+) -> None:
+    assert one(CONVERSATION, Reason.MISSING, upstreams, operation=operation, policy=policy) == expected
+
+
+def test_an_unknown_response_or_item_is_never_replayed() -> None:
+    """Where the one upstream keeps no state it cannot know a response either."""
+    policy = MissPolicy(history=True, forward_response=True, forward_item=True)
+    assert reason(one(RESPONSE, Reason.MISSING, {"chat": CHAT}, policy=policy)) is Reason.MISSING
+    assert one(ITEM, Reason.MISSING, {"chat": CHAT}, policy=policy) == Pass()

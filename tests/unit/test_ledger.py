@@ -47,7 +47,9 @@ class Book:
     ) -> None:
         self.state = FakeState()
         self.ring = Keyring([], namespace="n", route="r")
-        entries = EntryMaker(TENANT, keyring=self.ring, settings=settings, adapter=adapter or Adapter(), sealer=Sealer({}))
+        entries = EntryMaker(
+            TENANT, keyring=self.ring, settings=settings, adapter=adapter or Adapter(), sealer=Sealer({})
+        )
         request_ = Inspected(tuple(selectors), **request)
         self.ledger = Ledger(operation, request_, entries, state=self.state, settings=settings)
         self.ledger.facts = facts or {}
