@@ -24,7 +24,7 @@ from homeport.ledger import Ledger
 from homeport.observation import ObservedEvent
 from homeport.operations import Operation
 from homeport.placing import Placed, best, candidates
-from homeport.records import LIVE, Record
+from homeport.records import AMBIGUOUS, LIVE, Record
 from homeport.resources import UnreadableResource
 from homeport.rewriting import Shown, rewritten_request
 from homeport.sealing import Sealer
@@ -262,7 +262,8 @@ class History:
 
     async def _referred(self, ledger: Ledger, items: Sequence[Selector]) -> Mapping[str, Kept]:
         """The items that are referred to, as far as they are kept, by id; in one more read if there are any."""
-        places = {f.turn for s in items if isinstance(f := ledger.facts[s], Record) and f.turn}
+        known = {f.turn for s in items if isinstance(f := ledger.facts[s], Record)}
+        places = known - {b"", AMBIGUOUS}
         if not places:
             return {}
         try:

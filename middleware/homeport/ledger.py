@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import os
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping
 
-from msgspec.structs import replace
-
-from homeport import telemetry
+from homeport.commits import Commits, Moved, Then
 from homeport.decisions import Fact
 from homeport.entries import Addition, Content, EntryMaker
-from homeport.errors import Reason, Rejected, reject
+from homeport.errors import Reason, Rejected
 from homeport.facts import Observed
 from homeport.keys import Digests, Kind, StateKey
 from homeport.operations import Operation
-from homeport.records import Conflict, Entry, Progress, Record, StaleRevision, Write
+from homeport.records import Entry, Progress, Record
 from homeport.selectors import Inspected, Selector
 from homeport.settings import Settings
 from homeport.state import State
-from homeport.stores.base import CapacityExceeded, Found, StoreUnavailable
+from homeport.stores.base import Found, StoreUnavailable
 from homeport.turns import Turn
 from homeport.upstreams import HOME, Upstream
 
 __all__ = ["FAILED", "Ledger", "Then"]
-
-Then: TypeAlias = Callable[[], None]
 
 _RESOURCES = {
     Operation.CONVERSATION_CREATE: Kind.CONVERSATION,
@@ -49,13 +42,8 @@ _OBSERVED = (
 )
 FAILED = ("failed", "cancelled")
 _BEST_EFFORT_TIMEOUT = 1.0  # seconds; a read is not held longer for what it happens to show
-_IN_HELD = frozenset({Kind.TURN, Kind.ITEM})
 _OF_RESPONSES = frozenset({Kind.RESPONSE, Kind.RESOURCE, Kind.INPUT, Kind.TURN})
 _DELETES = frozenset({Operation.DELETE, Operation.CONVERSATION_DELETE, Operation.CONTAINER_DELETE})
-
-
-class _Moved(Rejected):
-    """The conversation is not where the exchange has found it; COMMIT_FAILED where none is to be moved."""
 
 
 class Ledger:
@@ -69,7 +57,7 @@ class Ledger:
         self._entries = entries
         self._state = state
         self._settings = settings
-        self._exchange = os.urandom(16)
+        self._commits = Commits(operation, entries, state=state, settings=settings)
         self._pending: dict[str, tuple[StateKey, ...]] = {}
         self._beside: dict[str, tuple[StateKey, ...]] = {}
         self._opened = False  # a turn in a conversation of an upstream's
@@ -106,7 +94,7 @@ class Ledger:
     @property
     def exchange(self) -> bytes:
         """What this exchange is called in the store."""
-        return self._exchange
+        return self._commits.exchange
 
     @property
     def entries(self) -> EntryMaker:
@@ -135,7 +123,7 @@ class Ledger:
         if observed.id is None or observed.id in self._pending or not self.keeps(observed, owner):
             return
         entries = self._response(observed.id, observed, owner, content, pending=True)
-        await self._commit(owner, entries, then=then)
+        await self._commits.commit(owner, entries, then=then)
         response, *beside = entries
         claim = () if response.claim is None else (response.claim.key,)
         self._pending[observed.id] = (response.key, *claim)
@@ -154,7 +142,7 @@ class Ledger:
         if not self._state.healthy:
             return False
         try:
-            await self._commit(owner, [claim], timeout=min(_BEST_EFFORT_TIMEOUT, self._settings.commit_timeout))
+            await self._commits.commit(owner, [claim], timeout=min(_BEST_EFFORT_TIMEOUT, self._settings.commit_timeout))
         except Rejected as rejected:
             if rejected.rejection.reason is Reason.OWNER_CONFLICT:
                 raise
@@ -185,7 +173,7 @@ class Ledger:
                 first = [] if addition is None else [self._entries.first_turn(observed.id, addition.turn)]
                 parent = first[0].key if first else None
                 made = self._entries.alias(kind, observed.id, owner, ttl=ttl, counted=counted, made=True, parent=parent)
-                await self._commit(owner, [*first, made])
+                await self._commits.commit(owner, [*first, made])
             return True
         keeps = self.keeps(observed, owner)
         conversation = self._conversation(observed)
@@ -216,28 +204,13 @@ class Ledger:
         if addition is not None or observed.over:
             entries += self._closed()
         release = () if addition is None or addition.lease is None else (addition.lease,)
-        advanced = await self._commit_with(owner, entries, head, forget=forget, release=release, then=then)
+        advanced = await self._commits.commit_with(owner, entries, head, forget=forget, release=release, then=then)
         if not keeps and observed.id is not None:
             # Not in that transaction: what is kept beside a response may have been written anew since by who keeps it.
             for key in self._beside.pop(observed.id, ()):
                 with contextlib.suppress(StoreUnavailable):
                     await self._state.delete(key)
         return advanced
-
-    async def _commit_with(self, owner: Upstream, entries: list[Entry], head: Entry | None, **others: Any) -> bool:
-        """Commit, with ``head`` if that is still what it was; False if it is not."""
-        if head is None:
-            await self._commit(owner, entries, **others)
-            return True
-        try:
-            await self._commit(owner, [*entries, head], **others)
-        except _Moved:
-            # Outside of the conversation they end with their response.
-            ttl = self._settings.ttl
-            branch = [e if e.ttl is not None or e.kind not in _IN_HELD else replace(e, ttl=ttl) for e in entries]
-            await self._commit(owner, branch, **others)
-            return False
-        return True
 
     async def seen(
         self, observed: Observed, pin: Upstream | None, content: Content | None = None, then: Then | None = None
@@ -254,7 +227,7 @@ class Ledger:
         if self.operation in _RESPONSES:
             if observed.id is None or observed.status == record.status:
                 return  # nothing that was not recorded when this status was
-            entries += self._response(observed.id, observed, owner, content, pending=False)
+            entries += self._response(observed.id, observed, owner, content, pending=False, tracked=record.tracked)
             entries += self._entries.aliases(Kind.CONTAINER, observed.containers, owner, self._settings.ttl)
             entries += self._entries.aliases(Kind.ENCRYPTED, observed.encrypted, owner, self._settings.encrypted_ttl)
         # Lists of input repeat what clients sent, whatever they put there: only items are taken from them, and only
@@ -263,7 +236,7 @@ class Ledger:
         fresh = [e for e in entries if e.kind in _OF_RESPONSES or not self._state.knows(e.key)]
         with contextlib.suppress(Rejected):
             timeout = min(_BEST_EFFORT_TIMEOUT, self._settings.commit_timeout)
-            await self._commit(owner, fresh, timeout=timeout, then=then)
+            await self._commits.commit(owner, fresh, timeout=timeout, then=then)
 
     async def completed(self, selector: Selector, turn: Turn, ttl: float | None) -> None:
         """Keep what a response has answered that ended after its exchange, best effort."""
@@ -272,7 +245,9 @@ class Ledger:
             owner = Upstream(record.upstream, record.fingerprint)
             entry = self._entries.completed(selector.id, turn, record.fingerprint, ttl)
             with contextlib.suppress(Rejected):
-                await self._commit(owner, [entry], timeout=min(_BEST_EFFORT_TIMEOUT, self._settings.commit_timeout))
+                await self._commits.commit(
+                    owner, [entry], timeout=min(_BEST_EFFORT_TIMEOUT, self._settings.commit_timeout)
+                )
 
     async def hold(self, entries: list[Entry]) -> None:
         """Keep what homeport itself answers with.
@@ -281,8 +256,8 @@ class Ledger:
         STORE_UNAVAILABLE, as no provider has been paid.
         """
         try:
-            await self._commit(HOME, entries)
-        except _Moved:
+            await self._commits.commit(HOME, entries)
+        except Moved:
             raise Rejected.because(Reason.CONVERSATION_LOCKED) from None
         except Rejected:
             raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
@@ -294,7 +269,7 @@ class Ledger:
         """
         entry = self._entries.alias(selector.kind, selector.id, owner, ttl=self._settings.ttl, counted=True)
         try:
-            await self._commit(owner, [entry])
+            await self._commits.commit(owner, [entry])
         except Rejected as rejected:
             if rejected.rejection.reason is Reason.OWNER_CONFLICT:
                 return None
@@ -308,7 +283,7 @@ class Ledger:
         """
         ttl = None if kind is Kind.CONVERSATION else self._settings.ttl
         counted = kind is not Kind.CONTAINER
-        await self._commit(owner, [self._entries.alias(kind, opaque_id, owner, ttl=ttl, counted=counted)])
+        await self._commits.commit(owner, [self._entries.alias(kind, opaque_id, owner, ttl=ttl, counted=counted)])
 
     async def deleted(self, selector: Selector, *, content: bool = False) -> None:
         """Leave a tombstone, best effort: the upstream has deleted it, whatever becomes of the record.
@@ -347,11 +322,11 @@ class Ledger:
         owner = Upstream(record.upstream, record.fingerprint)
         opened = []
         if self._settings.history and self.operation is Operation.CREATE:
-            opened.append(self._entries.opened_turn(selector.id, self._exchange))
+            opened.append(self._entries.opened_turn(selector.id, self._commits.exchange))
         parent = opened[0].key if opened else self._entries.gap
         alias = self._entries.alias(Kind.CONVERSATION, selector.id, owner, ttl=None, counted=True, parent=parent)
         try:
-            await self._commit(owner, [*opened, alias])
+            await self._commits.commit(owner, [*opened, alias])
         except Rejected as rejected:
             if rejected.rejection.reason is not Reason.OWNER_CONFLICT:
                 raise Rejected.because(Reason.STORE_UNAVAILABLE) from None
@@ -363,11 +338,11 @@ class Ledger:
         """The upstream has refused the turn, best effort."""
         if self._opened:
             with contextlib.suppress(Rejected):
-                await self._commit(HOME, self._closed())
+                await self._commits.commit(HOME, self._closed())
 
     def _closed(self) -> list[Entry]:
         opened, self._opened = self._opened, False
-        return [self._entries.closed_turn(self._exchange)] if opened else []
+        return [self._entries.closed_turn(self._commits.exchange)] if opened else []
 
     def _conversation(self, observed: Observed) -> str | None:
         named = self.request.first(Kind.CONVERSATION)
@@ -392,30 +367,3 @@ class Ledger:
         if content is None:
             return [response]
         return [response, *self._entries.content(opaque_id, observed, owner, content, response)]
-
-    async def _commit(
-        self,
-        owner: Upstream,
-        entries: list[Entry],
-        forget: tuple[StateKey, ...] = (),
-        *,
-        release: tuple[StateKey, ...] = (),
-        timeout: float | None = None,
-        then: Then | None = None,
-    ) -> None:
-        """Raises :class:`Rejected` with OWNER_CONFLICT or COMMIT_FAILED; :class:`_Moved` is one of the latter."""
-        if not (entries or forget or release):
-            return
-        timeout = self._settings.commit_timeout if timeout is None else timeout
-        deadline = asyncio.get_running_loop().time() + timeout
-        write = Write(os.urandom(16), self._exchange, self.tenant_digests, tuple(entries), forget, deadline, release)
-        record = Record(owner.name, owner.fingerprint, held=not owner.stateful)
-        try:
-            await self._state.commit(write, record, timeout=timeout, then=then)
-        except Conflict:
-            telemetry.conflicts.add(1, {"operation": self.operation.value})
-            raise Rejected.because(Reason.OWNER_CONFLICT) from None
-        except StaleRevision:
-            raise _Moved(reject(Reason.COMMIT_FAILED)) from None
-        except (StoreUnavailable, CapacityExceeded):
-            raise Rejected.because(Reason.COMMIT_FAILED) from None

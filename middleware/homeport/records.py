@@ -9,6 +9,7 @@ import msgspec
 from homeport.keys import Digests, Kind, StateKey
 
 __all__ = [
+    "AMBIGUOUS",
     "LIVE",
     "Conflict",
     "Entry",
@@ -79,8 +80,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``ttl`` is the life in seconds that a read may give it again (``HOMEPORT_REFRESH_ON_READ``), 0 for none. ``held``:
     the upstream keeps nothing of it, homeport holds its content and replays it. ``tracked``: the upstream keeps it, and
-    homeport a history beside it. ``turn`` is the digest of the turn that an item stands in, empty where it is not kept,
-    or where two items have the same id.
+    homeport a history beside it. ``turn`` is the digest of the turn that an item stands in, empty where that is not
+    kept, ``AMBIGUOUS`` where two items have the same id.
     """
 
     upstream: str
@@ -92,6 +93,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     tracked: bool = False
     turn: bytes = b""
 
+
+AMBIGUOUS = b"?"
 
 LIVE = -1
 """As an expected revision: any, as long as the row is live."""

@@ -12,10 +12,12 @@ import msgspec
 
 from homeport.keys import Kind, StateKey
 from homeport.records import (
+    AMBIGUOUS,
     LIVE,
     Conflict,
     Entry,
     Progress,
+    Record,
     Row,
     RowState,
     StaleRevision,
@@ -90,11 +92,19 @@ def _settle_with_claim(rows: Mapping[bytes, Row], row: Row | None, entry: Entry,
     except Conflict:
         if not entry.learned:
             raise
-        nowhere = None if row is None else _nowhere(row, entry)
-        if row is None or nowhere is None:
-            return []
-        return [Replace(row.digest, nowhere, row.revision + 1, row.remaining, row.parent)]
+        return [] if row is None or entry.kind is not Kind.ITEM else _settle_namesake(row, entry)
     return [*([] if change is None else [_with_parent(change, rows, row)]), *([] if claim is None else [claim])]
+
+
+def _settle_namesake(row: Row, entry: Entry) -> list[Change]:
+    """An item of another owner with the id of ``row``, which stays that one's."""
+    said = _place_of_item(row, entry) if row.state is RowState.LIVE else None
+    if said is None or said[0].turn == said[2]:
+        return []
+    known, _, turn = said
+    record = encode_record(msgspec.structs.replace(known, turn=turn))
+    stays = msgspec.structs.replace(entry, owner=row.owner, record=record, claim=None)
+    return [Replace(row.digest, stays, row.revision + 1, row.remaining, row.parent)]
 
 
 def _find(rows: Mapping[bytes, Row], key: StateKey) -> Row | None:
@@ -105,18 +115,13 @@ def _find(rows: Mapping[bytes, Row], key: StateKey) -> Row | None:
     return next((r for r in found if r.state is RowState.LIVE), found[0] if found else None)
 
 
-def _nowhere(row: Row, entry: Entry) -> Entry | None:
-    """That the item of ``row`` is in no turn, if ``entry`` has its id and is in another one: either may be meant."""
-    if entry.kind is not Kind.ITEM or row.state is not RowState.LIVE or row.record == entry.record:
-        return None
+def _place_of_item(row: Row, entry: Entry) -> tuple[Record, Record, bytes] | None:
+    """What ``row`` and ``entry`` say of an item, and the turn that it stands in: none, if two items have the id."""
     try:
         known, new = decode_record(row.record), decode_record(entry.record)
     except UnreadableRecord:
         return None
-    if not (known.turn and new.turn) or known.turn == new.turn:
-        return None
-    record = encode_record(msgspec.structs.replace(known, turn=b""))
-    return msgspec.structs.replace(entry, owner=row.owner, record=record, claim=None)
+    return known, new, known.turn if new.turn in (b"", known.turn) else AMBIGUOUS
 
 
 def _for_place(row: Row | None, entry: Entry) -> Entry:
@@ -214,8 +219,12 @@ def _settle_owned(row: Row, entry: Entry) -> Insert | Replace | None:
     if entry.kind not in (Kind.RESPONSE, Kind.RESOURCE, Kind.TURN):
         # Aliases, claims and leases: only a longer life is news, or that they are no longer pending, or ambiguous.
         longer = _longer(row.remaining, entry.ttl)
-        if entry.kind is Kind.ITEM and (nowhere := _nowhere(row, entry)) is not None:
-            return Replace(row.digest, nowhere, row.revision + 1, longer)
+        if entry.kind is Kind.ITEM and (said := _place_of_item(row, entry)) is not None:
+            known, new, turn = said
+            record = encode_record(msgspec.structs.replace(new, turn=turn))
+            entry = msgspec.structs.replace(entry, record=record)
+            if turn != known.turn:
+                return Replace(row.digest, entry, row.revision + 1, longer)
         if longer == row.remaining and entry.progress <= row.progress:
             return None
         if entry.progress < row.progress:

@@ -566,3 +566,11 @@ async def test_a_conversation_of_an_upstreams_moves_with_as_many_turns_as_are_re
     world.upstream.by = B
     await world.client(B, owner_lost="replay", max_history_turns=4).create("x", conversation=conversation)
     assert len(world.upstream.seen) == 9
+
+
+async def test_of_three_items_with_one_id_none_is_meant() -> None:
+    _, app, _ = site(Forgetful(*([said(f"of chat {n}", "msg_0")] for n in (1, 2, 3))))
+    client = Client(app)
+    for name in ("a", "b", "c"):
+        await client.create(name)
+    assert (await client.refused([reference("msg_0"), asked("go on")]))[1] == "history_not_portable"
