@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from homeport import Board, Intent, Sealer, StoreUnavailable
 from homeport_replica.intents import Outcome, open_outcome
@@ -48,6 +48,8 @@ class Asking:
         try:
             while not future.done() and loop.time() < until and not hopeless():
                 await asyncio.wait({future}, timeout=min(_TICK, max(0.0, until - loop.time())))
+            if not future.done():
+                await self._look_once([intent.id])  # a process that has stood still has not looked for as long
             return future.result() if future.done() else Outcome()
         finally:
             del self._waiting[intent.id]
@@ -62,17 +64,20 @@ class Asking:
     async def _look(self) -> None:
         while asked := [i for i, (_, future) in self._waiting.items() if not future.done()]:
             self._woken.clear()
-            try:
-                found = await self._board.outcomes(asked)
-            except StoreUnavailable:
-                found = {}  # who waits finds out by itself
-            except Exception as error:  # noqa: BLE001 - everybody would wait in vain
-                _logger.error("outcomes could not be read: %s", type(error).__name__)
-                found = {}
-            for intent_id, sealed in found.items():
-                waiting = self._waiting.get(intent_id)
-                if waiting is not None and not waiting[1].done():
-                    waiting[1].set_result(open_outcome(self._sealer, waiting[0], sealed))
+            await self._look_once(asked)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK):
                     await self._woken.wait()
+
+    async def _look_once(self, asked: Sequence[bytes]) -> None:
+        try:
+            found = await self._board.outcomes(asked)
+        except StoreUnavailable:
+            found = {}  # who waits finds out by itself
+        except Exception as error:  # noqa: BLE001 - everybody would wait in vain
+            _logger.error("outcomes could not be read: %s", type(error).__name__)
+            found = {}
+        for intent_id, sealed in found.items():
+            waiting = self._waiting.get(intent_id)
+            if waiting is not None and not waiting[1].done():
+                waiting[1].set_result(open_outcome(self._sealer, waiting[0], sealed))

@@ -8,11 +8,13 @@ import time
 
 import pytest
 
+from homeport import Intent, Sealer
 from homeport.stores.base import StoreUnavailable
 from homeport.stores.memory import MemoryStore
 from homeport_replica import ReplicaMiddleware
+from homeport_replica.asking import Asking
 from homeport_replica.hop import HopSigner
-from homeport_replica.intents import CANCEL, DELETE, new_intent, open_outcome
+from homeport_replica.intents import CANCEL, DELETE, Outcome, new_intent, open_outcome, seal_outcome
 from homeport_replica.membership import scope_of
 from support.asgi import http_scope, settings, sse, stream_events
 from support.replica_site import ERROR, QUICK, SECRET, MemoryApp, Replica, StreamingApp, site, until
@@ -788,3 +790,13 @@ async def test_an_owner_that_sees_a_delete_before_it_is_asked_for_it_tells_its_a
             return "resp_1" not in a.app.responses
 
         await until(forgotten)
+
+
+async def test_who_has_stood_still_looks_once_more_before_it_says_that_nothing_came() -> None:
+    """A process that is stopped wakes up with its time over, and has not seen what came meanwhile."""
+    board, sealer = MemoryStore().board, Sealer({})
+    intent = Intent(b"i" * 16, b"s" * 32, b"t" * 32, "them", CANCEL)
+    await board.post(intent, ttl=60)
+    await board.conclude(intent, seal_outcome(sealer, intent, Outcome(200)))
+    told = await Asking(board, sealer).ask(intent, ttl=60, timeout=0, hopeless=lambda: False)
+    assert told == Outcome(200)
