@@ -37,6 +37,9 @@ _ALONE = "This gateway answers the operation from the request alone: it cannot t
 _CHANGING = frozenset({Operation.CREATE, Operation.ITEMS_CREATE, Operation.ITEM_DELETE, Operation.CONVERSATION_OTHER})
 """What changes a conversation of an upstream's."""
 
+_NOTHING_SENT = (Reason.UPSTREAM_UNAVAILABLE, Reason.STORE_UNAVAILABLE, Reason.CAPACITY_EXCEEDED)
+"""Told before an upstream has seen anything, as is every fault of the request's; what is none may be told later."""
+
 _WITNESSED = frozenset({Operation.CREATE, Operation.COMPACT, Operation.RETRIEVE, Operation.CANCEL, Operation.DELETE})
 
 _NOT_OFFERED = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
@@ -237,12 +240,19 @@ class Responder:
             if ledger is not None:
                 await self._note_status(ledger, message["status"])
         except Rejected as rejected:
-            self._count(rejected.rejection.reason.value)
-            await self._outlet.reject(rejected.rejection)
+            await self._tell(rejected.rejection)
             if self._rejection is None:
                 self._outlet.end_app(0)  # nobody will see what it still does, and a provider may be paid for it
             return
         await self._answer.start(self._gate.without_report(message))
+
+    async def _tell(self, rejection: Rejection) -> None:
+        """Answer with ``rejection``, while the client has been told nothing."""
+        self._count(rejection.reason.value)
+        ledger = self._recording.ledger
+        if ledger is not None and (rejection.status < 500 or rejection.reason in _NOTHING_SENT):
+            await ledger.changed_nothing()
+        await self._outlet.reject(rejection)
 
     async def _note_status(self, ledger: Ledger, status: int) -> None:
         """What the status alone says: that something is gone, or that there will be no turn."""
@@ -309,8 +319,7 @@ class Responder:
         outlet = self._outlet
         if outlet.progress is Progress.HELD:
             if told is not None:
-                self._count(told.reason.value)
-                await outlet.reject(told)
+                await self._tell(told)
             elif self._answer is not None:
                 await self._answer.app_over()
                 if outlet.progress is Progress.HELD:

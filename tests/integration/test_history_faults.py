@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from homeport import Reason, Rejected
 from homeport.keys import Kind
 from homeport.stores.base import StoreUnavailable
 from integration.test_history import Client, Store, site
@@ -125,6 +126,16 @@ async def with_an_app_that_crashed(world: World, conversation: str) -> None:
         await world.turn(conversation, crash)
 
 
+def refused_by_the_app(reason: Reason) -> Behind:
+    async def behind(world: World, conversation: str) -> None:
+        async def refuse(scope: Any, receive: Any, send: Any) -> None:
+            raise Rejected.because(reason)
+
+        assert (await world.turn(conversation, refuse)).outcome == reason.value
+
+    return behind
+
+
 async def with_a_database_that_failed_at_its_end(world: World, conversation: str) -> None:
     async def gate(_: int) -> None:
         world.upstream.gate = None
@@ -162,6 +173,7 @@ async def chain_of_three(behind: Behind) -> tuple[World, str]:
         pytest.param(with_a_database_that_failed_at_its_end, id="database"),
         pytest.param(answered(store=False), id="not stored"),
         pytest.param(answered(respond({"error": {}}, status=502)), id="5xx"),
+        pytest.param(refused_by_the_app(Reason.UPSTREAM_FAILED), id="lost on the way"),
         pytest.param(answered(respond(b"cached", by=None, content_type="text/plain")), id="not said by whom"),
     ],
 )
@@ -182,6 +194,8 @@ async def test_where_a_turn_may_have_been_missed_a_conversation_does_not_move(be
             id="failed, streamed",
         ),
         pytest.param(with_a_database_that_failed_at_its_begin, id="refused here"),
+        pytest.param(refused_by_the_app(Reason.UPSTREAM_UNAVAILABLE), id="not reached"),
+        pytest.param(refused_by_the_app(Reason.MODEL_NOT_FOUND), id="refused by the app"),
     ],
 )
 async def test_a_turn_that_came_to_nothing_leaves_a_conversation_whole(behind: Behind) -> None:
