@@ -441,3 +441,13 @@ async def test_a_branch_ends_with_its_response() -> None:
     assert (await call(app, "DELETE", f"/v1/responses/{response['id']}")).status == 200
     assert not kept(store, "secret words")
     assert said_in(await Desk(app).items(conversation)) == ["faster", "answer 2"]
+
+
+async def test_after_a_turn_that_an_upstream_keeps_the_conversation_is_still_held() -> None:
+    upstream, app, _ = site(Forgetful(by=A), upstreams=(A, STATELESS))
+    conversation = await Desk(app).create(items=[asked("hello")])
+    client = Client(app)
+    for text in ("one", "two"):
+        await client.create(text, conversation=conversation)
+    assert upstream.seen == ["hello", "one", "answer 1", "two"]
+    assert "conversation" not in upstream.bodies[-1]
