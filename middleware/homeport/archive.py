@@ -13,7 +13,7 @@ from homeport.adapter import Adapter
 from homeport.entries import Addition, EntryMaker
 from homeport.facts import Observed
 from homeport.keys import Keyring, Kind, StateKey, Tenant
-from homeport.records import Conflict, Entry, Progress, Record, StaleRevision, Write
+from homeport.records import FAILED, Conflict, Entry, Progress, Record, StaleRevision, Write
 from homeport.resources import Given, Resource, UnreadableResource, decode_given, decode_resource
 from homeport.sealing import Sealer
 from homeport.settings import Settings
@@ -26,7 +26,6 @@ __all__ = ["Archive", "Kept", "Unreadable"]
 
 _logger = logging.getLogger("homeport")
 
-_ADDING_NOTHING = frozenset({"failed", "cancelled"})
 """The ends of responses that become no part of a history."""
 
 
@@ -109,7 +108,7 @@ class Kept:
     async def update(self, resource: Resource) -> Resource | None:
         """Keep a later state of it, and say what stands: an end is never undone, nor what is gone brought back."""
         response, body = self._of(resource)
-        adds_nothing = resource.status in _ADDING_NOTHING and self._settings.history
+        adds_nothing = resource.status in FAILED and self._settings.history
         await self._commit([response, body], resource, [self._void(response)] if adds_nothing else [])
         return await self.load()
 

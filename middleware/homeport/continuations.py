@@ -21,18 +21,16 @@ from homeport.leases import Lease
 from homeport.ledger import Ledger
 from homeport.observation import ObservedEvent
 from homeport.operations import Operation
-from homeport.records import LIVE
+from homeport.records import ADDED
 from homeport.rewriting import Shown, shell_of
 from homeport.turns import Turn
 from homeport.upstreams import Upstream
 
-__all__ = ["ADDED", "Body", "Continuation", "aside", "output_of"]
+__all__ = ["Body", "Continuation", "aside", "output_of"]
 
 _T = TypeVar("_T")
 
 _INLINE_BYTES = 1 << 16  # what is larger is put together in a thread, so that other streams keep their latency
-ADDED = frozenset({None, "completed", "incomplete"})
-"""The statuses of responses that become part of a history."""
 _ON_THE_WAY = frozenset({"queued", "in_progress"})
 
 
@@ -104,10 +102,9 @@ class Continuation:
         turn = bounded(turn)
         if self.ledger.operation is Operation.COMPACT:
             return Addition(turn)
-        head = self.head if first or self.head is None else replace(self.head, revision=LIVE)
         # Not those that a client has chosen: nothing but what lists show is referred to.
         items = () if owner.stateful or not turn.complete else tuple(filter(is_minted, ids_of(turn.given)))
-        return Addition(turn, self.parent, self.after, head, items=items)
+        return Addition(turn, self.parent, self.after, self.head, items=items)
 
     @property
     def in_held(self) -> bool:

@@ -13,7 +13,7 @@ import msgspec
 
 from homeport import telemetry
 from homeport.canonical import Composition, Kept, Unportable, compose, input_items, items_by_id
-from homeport.continuations import ADDED, Body, Continuation, aside, output_of
+from homeport.continuations import Body, Continuation, aside, output_of
 from homeport.decisions import Replay
 from homeport.entries import Head
 from homeport.errors import Reason, Rejected, missing_state, reject
@@ -24,7 +24,7 @@ from homeport.ledger import Ledger
 from homeport.observation import ObservedEvent
 from homeport.operations import Operation
 from homeport.placing import Placed, best, candidates
-from homeport.records import AMBIGUOUS, LIVE, Record
+from homeport.records import ADDED, AMBIGUOUS, LIVE, Record
 from homeport.resources import UnreadableResource
 from homeport.rewriting import Shown, rewritten_request
 from homeport.sealing import Sealer

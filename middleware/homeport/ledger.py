@@ -12,7 +12,7 @@ from homeport.errors import Reason, Rejected
 from homeport.facts import Observed
 from homeport.keys import Digests, Kind, StateKey
 from homeport.operations import Operation
-from homeport.records import Entry, Progress, Record
+from homeport.records import FAILED, Entry, Progress, Record
 from homeport.selectors import Inspected, Selector
 from homeport.settings import Settings
 from homeport.state import State
@@ -20,7 +20,7 @@ from homeport.stores.base import Found, StoreUnavailable
 from homeport.turns import Turn
 from homeport.upstreams import HOME, Upstream
 
-__all__ = ["FAILED", "Ledger", "Then"]
+__all__ = ["Ledger", "Then"]
 
 _RESOURCES = {
     Operation.CONVERSATION_CREATE: Kind.CONVERSATION,
@@ -40,7 +40,6 @@ _OBSERVED = (
         Operation.CONTAINER_DELETE,
     }
 )
-FAILED = ("failed", "cancelled")
 _BEST_EFFORT_TIMEOUT = 1.0  # seconds; a read is not held longer for what it happens to show
 _OF_RESPONSES = frozenset({Kind.RESPONSE, Kind.RESOURCE, Kind.INPUT, Kind.TURN})
 _DELETES = frozenset({Operation.DELETE, Operation.CONVERSATION_DELETE, Operation.CONTAINER_DELETE})
@@ -310,10 +309,10 @@ class Ledger:
         """What a conversation of the upstream's stands on, after a response that is in it and not kept here."""
         return None if observed.status in FAILED else self._entries.gap
 
-    async def change(self, selector: Selector) -> None:
+    async def change(self, selector: Selector, *, turn: bool) -> None:
         """Note, before its upstream changes a conversation, that a history of it is not whole until it is known how.
 
-        Where that is a turn of this exchange, it will be. Raises :class:`Rejected`: with STORE_UNAVAILABLE, or
+        Where that is a ``turn`` of this exchange, it will be. Raises :class:`Rejected`: with STORE_UNAVAILABLE, or
         CONVERSATION_LOCKED if another replica has moved it.
         """
         record = self.facts.get(selector)
@@ -321,7 +320,7 @@ class Ledger:
             return
         owner = Upstream(record.upstream, record.fingerprint)
         opened = []
-        if self._settings.history and self.operation is Operation.CREATE:
+        if self._settings.history and turn:
             opened.append(self._entries.opened_turn(selector.id, self._commits.exchange))
         parent = opened[0].key if opened else self._entries.gap
         alias = self._entries.alias(Kind.CONVERSATION, selector.id, owner, ttl=None, counted=True, parent=parent)

@@ -12,9 +12,10 @@ from homeport.entries import Addition, Content
 from homeport.errors import Reason, Rejected, Rejection, reject, stale_conversation
 from homeport.facts import Observed
 from homeport.gate import Gate
-from homeport.ledger import FAILED, Ledger, Then
+from homeport.ledger import Ledger, Then
 from homeport.observation import ObservedEvent
 from homeport.port import ExchangePort
+from homeport.records import FAILED
 from homeport.sse import Event
 from homeport.upstreams import HOME, Upstream
 from homeport.witness import Witness

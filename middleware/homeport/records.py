@@ -9,7 +9,9 @@ import msgspec
 from homeport.keys import Digests, Kind, StateKey
 
 __all__ = [
+    "ADDED",
     "AMBIGUOUS",
+    "FAILED",
     "LIVE",
     "Conflict",
     "Entry",
@@ -60,6 +62,13 @@ _PROGRESS = {
     "failed": Progress.TERMINAL,
     "cancelled": Progress.TERMINAL,
 }
+
+
+FAILED = frozenset({"failed", "cancelled"})
+"""The statuses of responses that add nothing to a history."""
+
+ADDED = frozenset({None, "completed", "incomplete"})
+"""Those of responses that become part of one."""
 
 
 def is_over(status: str | None) -> bool:

@@ -193,7 +193,7 @@ class Responder:
         if self._gate.history is not None:
             self._recording.continuation = self._gate.history.begin(ledger, self._body)
         if ledger.operation in _CHANGING and (conversation := ledger.request.first(Kind.CONVERSATION)) is not None:
-            await ledger.change(conversation)
+            await ledger.change(conversation, turn=ledger.operation is Operation.CREATE)
 
     async def _held(self, ledger: Ledger) -> Rejection:
         """The answer with what homeport itself holds, or makes. Raises :class:`Rejected`."""

@@ -22,7 +22,7 @@ from homeport.errors import OUTCOME_HEADER, Reason, Rejected, Rejection, reject
 from homeport.exchange import Adopt, Exchange, exchange_scope
 from homeport.frames import Frame, Heard, hear, inspect_frame, lane_of
 from homeport.gate import Gate
-from homeport.keys import Tenant
+from homeport.keys import Kind, Tenant
 from homeport.lanes import Lanes
 from homeport.observation import ObservedEvent, shown_of
 from homeport.operations import Operation
@@ -215,6 +215,8 @@ class SocketResponder:
         elif bound is not None and not bound.serves(frame.request.model):
             raise Rejected(reject(Reason.UPSTREAM_NOT_CONFIGURED, message=_OTHER_MODEL))
         if frame.operation is Operation.CREATE:
+            if (conversation := frame.request.first(Kind.CONVERSATION)) is not None:
+                await ledger.change(conversation, turn=False)  # of which no history is kept
             self._lanes.create(frame.stream_id, frame.request)
         if isinstance(decision, Pin):
             self._port.pin = bound or decision.upstream

@@ -16,6 +16,7 @@ from homeport.stores.base import StoreUnavailable
 from integration.test_history import Client, Store, site
 from integration.test_history_conversations import Desk, kept, said_in
 from support.asgi import A, B, ScriptedApp, call, mount, respond, response, sse
+from support.asgi_sockets import ScriptedSocket, connect, create
 from support.forgetful import OTHER, STATELESS, Forgetful, asked, said
 
 LOST = (400, "history_lost", "history_lost")
@@ -118,6 +119,14 @@ async def with_a_client_that_went_away(world: World, conversation: str) -> None:
     await asyncio.wait({turn})
 
 
+async def on_a_socket_that_broke(world: World, conversation: str) -> None:
+    app = ScriptedSocket(lambda _: [])
+    async with connect(mount(app, world.store, (A, B), history=True)) as socket:
+        socket.send(create(conversation=conversation))
+        while not app.frames:
+            await asyncio.sleep(0.01)
+
+
 async def with_an_app_that_crashed(world: World, conversation: str) -> None:
     async def crash(scope: Any, receive: Any, send: Any) -> None:
         raise ConnectionError("after it was sent")
@@ -170,6 +179,7 @@ async def chain_of_three(behind: Behind) -> tuple[World, str]:
         pytest.param(cut_in_the_background_and_polled, id="cut in the background"),
         pytest.param(with_a_client_that_went_away, id="client gone"),
         pytest.param(with_an_app_that_crashed, id="crash"),
+        pytest.param(on_a_socket_that_broke, id="socket"),
         pytest.param(with_a_database_that_failed_at_its_end, id="database"),
         pytest.param(answered(store=False), id="not stored"),
         pytest.param(answered(respond({"error": {}}, status=502)), id="5xx"),
